@@ -86,6 +86,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, SeedConfig, PublicListenConfi
         group="scheduling",
         valid=NOT_NEGATIVE,
     )
+    disable_log_stats: bool = flag(False, "leave out the line about the load every ten seconds", group="observability")
     placement: str = flag(
         "cache_aware",
         "how an executor is chosen for a request; cache_aware: least time for all requests, with cached prefixes, "

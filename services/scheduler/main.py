@@ -38,10 +38,11 @@ async def serve(config: SchedulerConfig) -> None:
     await rpc.start(servers)
     tasks = [
         signalled := asyncio.create_task(rpc.wait_for_signal(), name="signal"),
-        asyncio.create_task(log_line.log_load(engine.scheduler), name="log-line"),
         asyncio.create_task(engine.run(), name="engine"),
         asyncio.create_task(report_availability(engine, *servers), name="availability"),
     ]
+    if not config.disable_log_stats:
+        tasks.append(asyncio.create_task(log_line.log_load(engine.scheduler), name="log-line"))
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()  # raises an error for a defect, so that the supervisor restarts the process

@@ -215,10 +215,7 @@ _TABLE = (
     # Logs, metrics and traces
     ("disable-log-requests enable-log-requests enable-log-outputs enable-log-deltas max-log-len=", _ACCESS_LOG),
     ("uvicorn-log-level= disable-access-log-for-endpoints= disable-uvicorn-access-log", _ACCESS_LOG),
-    (
-        "disable-log-stats aggregate-engine-logging",
-        "the log has a line about the load every ten seconds; --log-level warning leaves it out",
-    ),
+    ("aggregate-engine-logging", "the line about the load names each executor, or has their sum if there are many"),
     ("log-config-file= log-error-stack", "--log-level and --log-format configure the log"),
     (
         "show-hidden-metrics-for-version= custom-histogram-buckets= cudagraph-metrics"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
@@ -19,21 +19,21 @@ _MAX_NAMED = 8
 class _Counts:
     """The totals of a replica since its start."""
 
-    generated: int
-    queries: int
-    hits: int
+    generated: int = 0
+    queries: int = 0
+    hits: int = 0
+    preemptions: int = 0
 
     @classmethod
     def of(cls, replica: Replica) -> "_Counts":
-        return cls(
-            replica.counts.num_generation_tokens, replica.counts.num_prefix_queries, replica.counts.num_prefix_hits
-        )
+        of = replica.counts
+        return cls(of.num_generation_tokens, of.num_prefix_queries, of.num_prefix_hits, of.num_preemptions)
 
     def since(self, before: "_Counts") -> "_Counts":
-        return _Counts(self.generated - before.generated, self.queries - before.queries, self.hits - before.hits)
+        return _Counts(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
-_NOTHING = _Counts(0, 0, 0)
+_NOTHING = _Counts()
 
 
 class LoadLine:
@@ -60,8 +60,15 @@ class LoadLine:
 def _described(replica: Replica, done: _Counts, seconds: float) -> str:
     return (
         f"{replica.num_running} running, {done.generated / seconds:.1f} tokens/s, KV cache {replica.kv.usage:.0%}"
-        f"{_hits(done)}"
+        f"{_hits(done)}{_preemptions(done.preemptions, replica.counts.num_preemptions)}"
     )
+
+
+def _preemptions(num_new: int, num_all: int) -> str:
+    """Returns the preemptions since the start, and those since the last line."""
+    if not num_all:
+        return ""
+    return f", {num_all} preemptions" + (f" ({num_new} new)" if num_new else "")
 
 
 def _hits(done: _Counts) -> str:
@@ -71,10 +78,12 @@ def _hits(done: _Counts) -> str:
 def _total(replicas: Sequence[Replica], done: Sequence[_Counts], seconds: float) -> str:
     running = [replica.num_running for replica in replicas]
     usage = [replica.kv.usage for replica in replicas]
-    total = _Counts(sum(one.generated for one in done), sum(one.queries for one in done), sum(one.hits for one in done))
+    total = _Counts(*map(sum, zip(*map(astuple, done), strict=True)))
+    num_preemptions = sum(replica.counts.num_preemptions for replica in replicas)
     return (
         f"{len(replicas)} executors: {sum(running)} running ({min(running)} to {max(running)} on each), "
         f"{total.generated / seconds:.1f} tokens/s, KV cache {min(usage):.0%} to {max(usage):.0%}{_hits(total)}"
+        f"{_preemptions(total.preemptions, num_preemptions)}"
     )
 
 

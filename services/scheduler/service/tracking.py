@@ -1,5 +1,6 @@
 """Updates the timelines of live requests when steps are decided, sent, answered and lost."""
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -8,6 +9,11 @@ from pagewire.services.scheduler.observed.timeline import PREEMPTED, PREFILL, RE
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.values.step import ScheduledStep
 
+logger = logging.getLogger(__name__)
+
+# Seconds in which at most one preemption is logged: a full cache preempts several requests in a second.
+_PREEMPTION_LOG_S = 10.0
+
 
 class Tracking:
     def __init__(self, live: Mapping[int, LiveRequest]) -> None:
@@ -15,6 +21,8 @@ class Tracking:
         self._live = live
         self._chunks: dict[tuple[int, int], list[Chunk]] = {}  # those of steps in flight, by replica and step
         self._preemptions: dict[int, int] = {}  # already counted, by replica id
+        self._num_preemptions = 0  # of all replicas
+        self._next_log_time = 0.0  # of a preemption
 
     def on_step(self, replica: Replica, step: ScheduledStep) -> None:
         """Takes in a step that is about to be sent."""
@@ -42,9 +50,23 @@ class Tracking:
 
     def on_decision(self, replica: Replica) -> None:
         """Takes in a decision, which may have preempted requests."""
-        if replica.counts.num_preemptions != self._preemptions.get(replica.replica_id, 0):
+        num_new = replica.counts.num_preemptions - self._preemptions.get(replica.replica_id, 0)
+        if num_new:
             self._preemptions[replica.replica_id] = replica.counts.num_preemptions
+            self._num_preemptions += num_new
             self._stop(PREEMPTED)
+            if (now := time.monotonic()) >= self._next_log_time:
+                self._next_log_time = now + _PREEMPTION_LOG_S
+                self._log_preemption(replica)
+
+    def _log_preemption(self, replica: Replica) -> None:
+        logger.warning(
+            "a request on %s was preempted: other requests needed its KV blocks, and it is computed again when there"
+            " is room; if this happens often, give it more blocks (--kv-cache-memory-bytes, --gpu-memory-utilization,"
+            " --kv-cache-dtype fp8) or run fewer requests (--max-num-seqs); total_cumulative_preemption_cnt=%d",
+            replica.name,
+            self._num_preemptions,
+        )
 
     def on_lost(self, replica: Replica) -> None:
         """Takes in the loss of an executor; its requests wait to run on any executor."""

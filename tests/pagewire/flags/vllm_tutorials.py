@@ -267,7 +267,7 @@ CALLS = [
     ({"enforce_eager": True}, {"enforce_eager": True}),
     ({"limit_mm_per_prompt": {"image": 2}}, {"limit_mm_per_prompt": '{"image": 2}'}),
     ({"speculative_model": "[ngram]", "num_speculative_tokens": 4}, {"speculative_model": "[ngram]"}),
-    ({"disable_log_stats": False, "swap_space": 4, "trust_remote_code": True}, {}),
+    ({"disable_log_stats": False, "swap_space": 4, "trust_remote_code": True}, {"disable_log_stats": False}),
 ]
 
 # Every flag of `vllm serve` 0.33, for a value each where it needs one.

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler import main
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.observed import log_line
 from pagewire.services.scheduler.observed.log_line import LoadLine, log_load
 from pagewire.services.scheduler.observed.replica_stats import REPLICAS
+from pagewire.services.scheduler.service import tracking
 from pagewire.telemetry import metrics
-from pagewire.v1 import admin_pb2, admin_pb2_grpc
-from tests.fakes import FakeExecutor
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import rpc
+from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.services.scheduler.core.test_replicas import assert_complete, executors, prompt_of, submit
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.service_line import ServiceLine
@@ -84,6 +90,64 @@ def test_of_many_replicas_the_line_has_sums() -> None:
     assert text == (
         "12 executors: 15 running (1 to 2 on each), 0.0 tokens/s, KV cache 1% to 2%, prefix hits 0%; 0 waiting"
     )
+
+
+def test_the_line_has_the_preemptions_so_far() -> None:
+    line = PureLine(FakeExecutor(num_blocks=12, block_size=4, max_num_seqs=4))
+    log = LoadLine(line.scheduler)
+    for number in range(4):
+        line.add(prompt_of(number, 8), max_tokens=30)
+    line.run()
+    count = line.replica.counts.num_preemptions
+    assert count and f", {count} preemptions ({count} new); 0 waiting" in log.text(10)
+    line.add(prompt_of(9, 8), max_tokens=2)
+    line.run()
+    assert f", {count} preemptions; 0 waiting" in log.text(10)
+
+
+async def test_preemptions_are_logged_with_their_count_and_the_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and then once in a while."""
+    executor = FakeExecutorServicer(lambda: FakeExecutor(num_blocks=12, block_size=4, max_num_seqs=4))
+    for seconds, is_each_logged in ((0.0, True), (1000.0, False)):
+        monkeypatch.setattr(tracking, "_PREEMPTION_LOG_S", seconds)
+        caplog.clear()
+        async with ServiceLine(tmp_path, executor).running() as line:
+            await line.wait_for_executors(1)
+            call, collected = await submit(line, 4, 25)
+            await collected.read_until_finished(call, *range(1, 5))
+            num = line.engine.scheduler.replicas[0].counts.num_preemptions
+        logged = [one.getMessage() for one in caplog.records if "was preempted" in one.getMessage()]
+        assert num > 1 and logged[0].endswith("total_cumulative_preemption_cnt=1"), logged
+        assert "--kv-cache-memory-bytes" in logged[0] and "executor-0" in logged[0]
+        assert (logged[-1].endswith(f"={num}")) == is_each_logged and (len(logged) > 1) == is_each_logged
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+async def test_the_line_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_disabled: bool) -> None:
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    async def signalled() -> bool:
+        await ends.wait()
+        return False
+
+    async def log_load(_: Scheduler) -> None:
+        begun.set()
+        await ends.wait()
+
+    monkeypatch.setattr(rpc, "wait_for_signal", signalled)
+    monkeypatch.setattr(log_line, "log_load", log_load)
+    address = f"unix:{tmp_path}/s.sock"
+    config = SchedulerConfig(listen=address, executor_address="unix:/none", disable_log_stats=is_disabled)
+    serving = asyncio.create_task(main.serve(config))
+    async with rpc.channel(address) as channel:
+        await scheduler_pb2_grpc.SchedulerServiceStub(channel).GetLoad(
+            scheduler_pb2.GetLoadRequest(), wait_for_ready=True, timeout=10
+        )
+    assert begun.is_set() != is_disabled
+    ends.set()
+    await serving
 
 
 async def test_the_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
