@@ -20,6 +20,12 @@ GRAPH_STEPS = Counter(
     "and by what they computed, as executor_steps",
     ["mode", "kind"],
 )
+CUDA_GRAPHS = Counter(
+    "pagewire:executor_cuda_graphs",
+    "Shapes of steps with CUDA graphs, captured before the first request; none on a CPU and with --enforce-eager",
+    ["status"],
+)
+CUDA_GRAPHS.labels("captured")
 IMAGES = Counter(
     "pagewire:executor_images",
     "Images of prompts: encoded by the vision tower, or found encoded",
@@ -103,6 +109,11 @@ KV_CACHE_RESIDENT_BYTES = Gauge(
 LOAD_SECONDS = Gauge("pagewire:executor_load_seconds", "Time that starting took, by phase", ["phase"])
 CPU_BACKEND = Gauge(
     "pagewire:executor_cpu_kernels", "1 for the CPU kernels in use: cpp, torch (slow), or triton (tests)", ["backend"]
+)
+ATTENTION_BACKEND = Gauge(
+    "pagewire:executor_attention_backend",
+    "1 for the implementation of attention in use: TRITON_ATTN (CUDA), CPU_ATTN (C++), or TORCH_SDPA (slow)",
+    ["name"],
 )
 
 

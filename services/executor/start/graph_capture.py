@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from pagewire.kernels.ops import SHORT_QUERY
+from pagewire.services.executor import stats
 from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.capture_sizes import graph_shapes
@@ -37,6 +38,7 @@ def capture_graphs(
     record = record or cuda_recorder()
     capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
     runner.proposer.capture(runner.proposer.graph_shapes(sizes, prompts), progress, record)
+    stats.CUDA_GRAPHS.labels("captured").inc(num_graphs(runner, sizes, prompts))
 
 
 def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
+# vLLM's names of what computes attention with these kernels.
+_ATTENTION_BACKENDS = {"triton": "TRITON_ATTN", "cpp": "CPU_ATTN", "torch": "TORCH_SDPA"}
 _MIN_CUDA_MAJOR = 8  # major version of the compute capability
 # The default limit if a prompt must be in one step: memory for activations grows with it.
 _MAX_WHOLE_PROMPT = 8192
@@ -66,8 +68,11 @@ def start_runner(
     device, phases = resolve_device(config.device), Phases()
     if device.type == "cuda":
         _check_cuda(config, device)
+        kernels = "triton"
     else:
-        stats.CPU_BACKEND.labels(_cpu_kernels()).set(1)
+        kernels = _cpu_kernels()
+        stats.CPU_BACKEND.labels(kernels).set(1)
+    stats.ATTENTION_BACKEND.labels(_ATTENTION_BACKENDS[kernels]).set(1)
     sizes = capture_sizes(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )

@@ -80,6 +80,22 @@ def test_what_vllms_other_dashboards_ask_for_is_there_or_the_docs_say_why_not(kn
     assert len(asked & known) >= 60
 
 
+@pytest.mark.parametrize("name", ["vllm:cuda_graphs_total", "vllm:attention_backend"])
+def test_what_tutorials_of_vllm_look_for_is_there(known: set[str], name: str) -> None:
+    assert name in known and name in (ROOT / "docs/operations.md").read_text()
+
+
+def test_the_attention_backend_has_its_name_and_executor() -> None:
+    reported = """# HELP pagewire:executor_attention_backend A
+# TYPE pagewire:executor_attention_backend gauge
+pagewire:executor_attention_backend{name="CPU_ATTN"} 1.0
+# EOF
+"""
+    text = expose([ServiceMetrics(service="executor", exposition=reported)], "", "m", with_vllm_names=True)
+    [found] = samples(text.content.decode(), "vllm:attention_backend")
+    assert (found.labels["name"], found.labels["engine"], found.value) == ("CPU_ATTN", "0", 1)
+
+
 def test_metrics_with_labels_of_vllms_own() -> None:
     reported = """# HELP pagewire:num_requests_waiting W
 # TYPE pagewire:num_requests_waiting gauge

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewire.kernels import ops
+from pagewire.services.executor import stats
 from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Function
@@ -203,6 +204,13 @@ class Called(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(func.name().partition("::")[2])
         return func(*args, **kwargs or {})
+
+
+def test_captured_graphs_are_counted(model: DecoderModel) -> None:
+    runner, captured = assemble(model, LIMITS, 64, CPU), stats.CUDA_GRAPHS.labels("captured")
+    before = captured._value.get()
+    capture_graphs(runner, SIZES, lambda fraction, text: None, ReplayedFunction, PROMPTS)
+    assert captured._value.get() - before == len(graph_shapes(SIZES, LIMITS, 0, PROMPTS))
 
 
 def test_a_step_with_prompts_is_one_launch_and_what_samples(model: DecoderModel) -> None:

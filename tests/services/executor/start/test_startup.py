@@ -54,6 +54,16 @@ def test_what_is_found_out_is_described(directory: Path):
     assert start(directory, kv_cache_memory_bytes=10 * BLOCK_BYTES)[1].incarnation != info.incarnation
 
 
+def test_metrics_name_what_computes_attention(directory: Path):
+    stats.ATTENTION_BACKEND.clear()
+    captured = stats.CUDA_GRAPHS.labels("captured")
+    before = captured._value.get()
+    start(directory)
+    [name] = stats.ATTENTION_BACKEND._metrics
+    assert name == ("CPU_ATTN" if backends.cpu_backend() == "cpp" else "TORCH_SDPA",)
+    assert captured._value.get() == before, "there are no CUDA graphs on a CPU"
+
+
 def test_a_started_runner_works(directory: Path):
     runner, info = start(directory)
     driver = Driver(runner, info.num_blocks)
