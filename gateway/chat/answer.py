@@ -43,7 +43,7 @@ class ChatAnswer:
         self._has_token_data = self._logprobs or self._return_token_ids
         self._has_functions = bool(body.functions)
         self._include_reasoning = body.include_reasoning is not False
-        self._head = head
+        self._head, self.id = head, head.id
         # There is one tier. The answer names it if the request names any.
         self._tier: Literal["default"] | UnsetType = UNSET if body.service_tier is None else "default"
         chunk = ChatCompletionChunk(

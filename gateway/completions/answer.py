@@ -52,7 +52,7 @@ class CompletionAnswer:
         self._has_output = body.max_tokens != 0
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._return_token_ids = bool(body.return_token_ids)
-        self._head = head
+        self._head, self.id = head, head.id
         # Choice -> characters of its prompt, once they were sent with log probabilities.
         self._echo_sizes: dict[int, int] = {}
         # The choices that have sent the token ids of their prompt.

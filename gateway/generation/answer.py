@@ -25,6 +25,10 @@ class Answer(Protocol):
 
     operation: str
 
+    @property
+    def id(self) -> str:
+        """The id in the body of the answer."""
+
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
         """Writes the events that precede the text, once the first output has arrived."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import Scope
 
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.telemetry import semconv
 from pagewire.telemetry.loop_histogram import LoopHistogram
@@ -39,6 +40,7 @@ def http_attributes(scope: Scope, status: int) -> dict[str, Any]:
     """Returns the attributes of an HTTP request. status: of the answer; 0 if the client disconnected before it."""
     address, port = scope.get("server") or (None, None)
     return {
+        "pagewire.client_request_id": request_context(scope).request_id,
         semconv.HTTP_METHOD: scope["method"],
         semconv.HTTP_ROUTE: getattr(scope.get("route"), "path", scope["path"]),
         semconv.HTTP_STATUS: status,

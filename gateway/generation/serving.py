@@ -221,7 +221,7 @@ class GenerationResponse(Response):
             semconv.ERROR_TYPE: genai.error_type(outcome),
             semconv.REQUEST_CHOICE_COUNT: choices if choices > 1 else None,
             semconv.REQUEST_STREAM: self._streaming or None,
-            semconv.RESPONSE_ID: context.request_id,
+            semconv.RESPONSE_ID: self._answer.id if status == OK else None,
             semconv.RESPONSE_FINISH_REASONS: [reason for reason in self._finish_reasons if reason],
             semconv.RESPONSE_TIME_TO_FIRST_CHUNK: self._first_chunk,
         }

@@ -51,7 +51,7 @@ class MessagesAnswer:
     operation = "chat"
 
     def __init__(self, request_id: str, model: str, *, max_tokens: int, show_thinking: bool) -> None:
-        self._request_id = request_id
+        self._request_id, self.id = request_id, f"msg_{request_id}"
         self._model = model
         self._max_tokens = max_tokens
         self._show_thinking = show_thinking
@@ -149,7 +149,7 @@ class MessagesAnswer:
 
     def _message(self, content: list[ContentBlock], stop: StopDelta | None, usage: UsageTotal) -> AnsweredMessage:
         return AnsweredMessage(
-            id=f"msg_{self._request_id}",
+            id=self.id,
             model=self._model,
             content=content,
             stop_reason=stop.stop_reason if stop else None,

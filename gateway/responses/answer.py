@@ -25,6 +25,10 @@ class ResponseAnswer:
         self._finish_reason: common_pb2.FinishReason = common_pb2.FINISH_REASON_UNSPECIFIED
 
     @property
+    def id(self) -> str:
+        return self.response.id
+
+    @property
     def response(self) -> ModelResponse:
         """The response so far."""
         return self._writer.response

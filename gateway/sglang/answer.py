@@ -26,7 +26,7 @@ class NativeAnswer:
     operation = "generate"
 
     def __init__(self, body: NativeGenerateRequest, request_id: str) -> None:
-        self._request_id = request_id
+        self.id = request_id
         self._is_single = body.is_single
         self._has_logprobs = bool(body.return_logprob)
         self._has_top_logprobs = bool(body.return_logprob and body.top_logprobs_num)
@@ -60,7 +60,7 @@ class NativeAnswer:
         text = self._texts[index] = self._texts.get(index, "") + output.text
         usage = generation.usage
         meta = NativeMeta(
-            id=self._request_id if self._is_single else f"{self._request_id}-{index}",
+            id=self.id if self._is_single else f"{self.id}-{index}",
             finish_reason=_finish(output, usage.completion_tokens) if output.finish_reason else None,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

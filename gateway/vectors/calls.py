@@ -15,7 +15,7 @@ from pagewire.gateway.core.middleware import CLIENT_GONE
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
-from pagewire.gateway.generation.head import NamedBody, head_of
+from pagewire.gateway.generation.head import Head, NamedBody, head_of
 from pagewire.gateway.generation.serving import OK
 from pagewire.gateway.vectors.translate import names_of
 from pagewire.telemetry import semconv
@@ -37,15 +37,15 @@ Named = TypeVar("Named", bound=NamedBody)
 class VectorCall:
     """The calls of one HTTP request."""
 
-    def __init__(self, request: Request, operation: str, model: str) -> None:
-        """operation: the name in metrics and spans. model: the model that the answer names."""
+    def __init__(self, request: Request, operation: str, head: Head) -> None:
+        """operation: the name in metrics and spans. head: of the answer."""
         scope = request.scope
         self.tokenizer = TOKENIZER.of(request)
         self.operation = operation
         self.prompt_tokens = 0
         self._name = f"{scope['method']} {scope['path']}"
         self._scope = scope
-        self._model = model
+        self._head = head
         self._span = Span(self._name, Trace.of_client(scope["headers"]), serves=True)
         self._context = request_context(scope)
         self._context.trace_id = self._span.trace.trace_id
@@ -83,7 +83,7 @@ class VectorCall:
         self._context.note = f" prompt={self.prompt_tokens}" + ("" if failure is None else f": {failure}")
         if failure is None:
             metrics.E2E_LATENCY.labels(self.operation).observe(self._context.elapsed)
-        model = self.tokenizer.served_name(self._model, answered=status == OK)
+        model = self.tokenizer.served_name(self._head.model, answered=status == OK)
         tokens = {"input": self.prompt_tokens} if failure is None else {}
         genai.observe(self._span, self.operation, (model, model), self._context.elapsed, status, tokens)
         attributes = genai.http_attributes(self._scope, status) | {
@@ -91,7 +91,7 @@ class VectorCall:
             semconv.PROVIDER_NAME: semconv.PROVIDER,
             semconv.REQUEST_MODEL: model or None,
             semconv.RESPONSE_MODEL: model or None,
-            semconv.RESPONSE_ID: self._context.request_id,
+            semconv.RESPONSE_ID: self._head.id if status == OK else None,
             semconv.USAGE_INPUT_TOKENS: self.prompt_tokens,
         }
         self._span.end(attributes, error=failure if genai.error_type(status) else None)
@@ -110,7 +110,7 @@ async def serve(
     """
     request_context(request.scope).names = names_of(body)
     head = await head_of(request, body, prefix)
-    call = VectorCall(request, operation, head.model)
+    call = VectorCall(request, operation, head)
     status, failure = 200, None
     try:
         return await _until_gone(request, compute(call, body, head))

@@ -109,7 +109,7 @@ class Record:
             semconv.PROVIDER_NAME: semconv.PROVIDER,
             semconv.REQUEST_MODEL: self._model,
             semconv.RESPONSE_MODEL: self._model,
-            semconv.RESPONSE_ID: self._request_id or None,
+            "pagewire.client_request_id": self._request_id or None,
             semconv.RESPONSE_FINISH_REASONS: [finish_reason],
             semconv.RESPONSE_TIME_TO_FIRST_CHUNK: self._first_output - self.arrived if self._first_output else None,
             semconv.USAGE_INPUT_TOKENS: usage.prompt_tokens or None,

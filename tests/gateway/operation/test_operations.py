@@ -193,6 +193,29 @@ async def test_span_of_a_generation(
     assert {name: attributes.get(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/generate", {"text": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+        ("/rerank", {"query": "hi", "documents": ["a"]}),
+    ],
+)
+async def test_a_span_has_the_id_that_the_client_received(
+    client: httpx.AsyncClient, exporter: InMemorySpanExporter, path: str, body: dict[str, object]
+) -> None:
+    answer = (await client.post(path, json=body)).raise_for_status().json()
+    assert (await client.post(path, json=body | {"model": "missing"})).status_code in (400, 404)
+    await eventually(exporter.get_finished_spans)
+    first, *others = exporter.get_finished_spans()
+    assert first.attributes["gen_ai.response.id"] == (answer["meta_info"] if path == "/generate" else answer)["id"]
+    assert not [one for one in others if "gen_ai.response.id" in one.attributes], "there was no answer"
+
+
 async def test_span_and_log_of_a_failed_generation(
     client: httpx.AsyncClient, fake: FakeTokenizer, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
