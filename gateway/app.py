@@ -18,7 +18,8 @@ from pagewire.gateway.core.answering import GENERATIONS, Generations
 from pagewire.gateway.core.body_room import BodyRoom
 from pagewire.gateway.core.error_handlers import install_handlers
 from pagewire.gateway.core.errors import OPENAI, Dialect
-from pagewire.gateway.core.middleware import MAX_BODY_BYTES, SHUTDOWN, GracefulShutdown, RequestMiddleware
+from pagewire.gateway.core.middleware import MAX_BODY_BYTES, RequestMiddleware
+from pagewire.gateway.core.shutdown import SHUTDOWN, GracefulShutdown
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files

@@ -23,9 +23,6 @@ MAX_BATCHES = 4
 # The pause after an error of the store or the disk.
 PAUSE_S = 10.0
 SWEEP_S = 600.0
-# Below the priority of other requests, under --scheduling-policy priority.
-PRIORITY = 100
-_HAVE_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class BatchWorker:
@@ -93,10 +90,7 @@ class BatchWorker:
         return [model.id for model in await self._tokenizer.list_models()]
 
     async def _post(self, tenant: Tenant, line: Line, request_id: str) -> Answer:
-        body = line.body
-        if line.url in _HAVE_PRIORITY and body.get("priority") is None:
-            body = {**body, "priority": PRIORITY}
-        return await self._app.post(line.url, body, request_id, tenant)
+        return await self._app.post(line.url, line.body, request_id, tenant)
 
     async def _sweep(self) -> None:
         while True:

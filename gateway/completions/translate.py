@@ -28,6 +28,7 @@ def completion_requests(body: CompletionRequest) -> list[inference_pb2.GenerateR
         )
         raise ApiError(400, message, param="prompt")
     common = generate_request(body, max_tokens, body.logprobs)
+    common.clamp_max_tokens = not body.max_tokens
     if body.echo and body.logprobs is not None:
         params = common.sampling_params
         params.prompt_logprobs = max(body.logprobs, params.prompt_logprobs)

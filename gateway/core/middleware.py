@@ -3,7 +3,6 @@
 Plain ASGI: Starlette's middleware base takes a task and a queue for each request, and hides disconnects.
 """
 
-import asyncio
 import logging
 import re
 import uuid
@@ -19,11 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.gateway.core import metrics
-from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.body_room import BodyPlace, BodyRoom
 from pagewire.gateway.core.error_handlers import error_response
 from pagewire.gateway.core.errors import OPENAI, ApiError, Dialect, from_rpc
 from pagewire.gateway.core.request_context import (
+    CLIENT_GONE,
     IN_PROCESS,
     NO_CERTIFICATE,
     OVER_LIMIT,
@@ -33,6 +32,7 @@ from pagewire.gateway.core.request_context import (
     deadline,
     request_context,
 )
+from pagewire.gateway.core.shutdown import GracefulShutdown
 from pagewire.process.memory_return import return_memory_after
 from pagewire.wire import tenants
 from pagewire.wire.keys import Door, caller
@@ -46,39 +46,10 @@ PROBES = frozenset({"/health", "/livez", "/ping", "/ready", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
 _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
-# nginx's status for a client that disconnected before its answer; never sent.
-CLIENT_GONE = 499
 _LENGTH_DIGITS = 20  # of a length; longer numbers take the square of their length
 _SHOWN = 200  # characters of a path in a log line
 
 DialectOf = Callable[[str, Mapping[bytes, bytes]], Dialect]
-
-
-class GracefulShutdown:
-    """The state of the shutdown, and the number of requests in flight."""
-
-    def __init__(self) -> None:
-        self.announced = False  # not ready for balancers, but still accepts connections
-        self.begun = False  # accepts no connections; requests of those that it has are answered, and what lasts ends
-        self.over = False  # what still runs is cut off
-        self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def request_begins(self) -> None:
-        self._in_flight += 1
-        self._idle.clear()
-
-    def request_ends(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        await self._idle.wait()
-
-
-SHUTDOWN = AppState[GracefulShutdown]("shutdown")
 
 
 class RequestMiddleware:

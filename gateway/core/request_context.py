@@ -26,6 +26,8 @@ def time_left() -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
+# nginx's status for a client that disconnected before its answer; never sent.
+CLIENT_GONE = 499
 # Scope key of a request over a connection above the limit: only probes and metrics are answered.
 OVER_LIMIT = "pagewire.over_limit"
 # Scope key of a request without a required client certificate: only probes are answered.

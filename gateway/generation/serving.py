@@ -12,9 +12,16 @@ from pagewire.gateway.core.answering import GENERATIONS
 from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
-from pagewire.gateway.core.middleware import CLIENT_GONE, SHUTDOWN, GracefulShutdown
 from pagewire.gateway.core.reply import Line, PendingChoice
-from pagewire.gateway.core.request_context import HANG_UP, RequestContext, request_context, time_left
+from pagewire.gateway.core.request_context import (
+    CLIENT_GONE,
+    HANG_UP,
+    IN_PROCESS,
+    RequestContext,
+    request_context,
+    time_left,
+)
+from pagewire.gateway.core.shutdown import SHUTDOWN, GracefulShutdown
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.answer import Answer, fingerprint, finish_reason
@@ -92,7 +99,8 @@ class GenerationResponse(Response):
         answering = generations.begin(tenants.present.get().name, context)
         status = 0
         try:
-            rpc_context = tenants.attach(tenants.present.get(), span.trace.attach_to(common_pb2.RequestContext()))
+            rpc_context = common_pb2.RequestContext(is_batch=IN_PROCESS in scope)
+            tenants.attach(tenants.present.get(), span.trace.attach_to(rpc_context))
             await self._serve(context, rpc_context, receive, send, SHUTDOWN.in_scope(scope))
         except ClientGone:
             self._failure = "client gone"

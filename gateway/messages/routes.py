@@ -32,6 +32,8 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     chat = chat_request(body)
     kept = await KEEPER.of(request).open(request, chat)
     requests = chat_requests(chat)
+    for one in requests:
+        one.clamp_max_tokens = True  # as in Anthropic's API, the answer says so (model_context_window_exceeded)
     answer = MessagesAnswer(
         request_context(request.scope).request_id,
         body.model or await TOKENIZER.of(request).default_model(),

@@ -7,7 +7,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.gateway.core.app_state import AppState
-from pagewire.gateway.core.middleware import GracefulShutdown
+from pagewire.gateway.core.shutdown import GracefulShutdown
 from pagewire.gateway.core.tokenizer_link import LINK_NAME, TokenizerLink
 from pagewire.wire.streams import Peer
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
-from pagewire.gateway.core.middleware import GracefulShutdown
+from pagewire.gateway.core.shutdown import GracefulShutdown
 from pagewire.gateway.core.tokenizer_link import TokenizerLink
 from pagewire.gateway.kept.entries import by_choice
 from pagewire.gateway.kept.writing import Source, written

@@ -9,9 +9,9 @@ from starlette.responses import Response, StreamingResponse
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, json_response
-from pagewire.gateway.core.middleware import SHUTDOWN
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.shutdown import SHUTDOWN
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.head import head_of
 from pagewire.gateway.generation.resumable import KEEPER

@@ -97,7 +97,9 @@ class NativeGenerateRequest(Parameters):
         "scheduler", "The prefix cache is shared only with requests with the same salt."
     )
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX)] | None = field(
-        "scheduler", "With `--scheduling-policy priority`: requests with a lower value run first.", 0
+        "scheduler",
+        "With `--scheduling-policy priority`: requests with a lower value run first. Otherwise, only 0 is accepted.",
+        0,
     )
     log_metrics: bool | None = field("gateway", "Ignored: metrics count all requests.", True)
 

@@ -29,6 +29,9 @@ async def generate(request: Request, body: NativeGenerateRequest) -> Response:
         context.request_id = body.rid
     answer = NativeAnswer(body, context.request_id)
     requests = completion_requests(completion)
+    if body.sampling_params is None or body.sampling_params.max_new_tokens is None:
+        for one in requests:
+            one.clamp_max_tokens = True
     return GenerationResponse(
         TOKENIZER.of(request).link,
         requests,

@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from pagewire.gateway.core import metrics
 from pagewire.gateway.core.errors import ApiError, from_rpc
-from pagewire.gateway.core.middleware import CLIENT_GONE
-from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.request_context import CLIENT_GONE, request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.head import Head, NamedBody, head_of

@@ -204,6 +204,26 @@ def check_num_prompt_logprobs(params: "SamplingParams", num_prompt_tokens: int) 
         )
 
 
+def check_room(params: "SamplingParams", num_prompt_tokens: int, max_num_tokens: int, *, clamps: bool) -> None:
+    """Checks that the output fits into the context behind the prompt.
+
+    Args:
+        max_num_tokens: of prompt and output.
+        clamps: max_tokens is lowered instead; min_tokens never is.
+
+    Raises:
+        InvalidRequest: it does not. Clients look for the words of vLLM that it begins with.
+    """
+    for name in ("min_tokens",) if clamps else ("max_tokens", "min_tokens"):
+        wanted = getattr(params, name)
+        if wanted > (room := max_num_tokens - num_prompt_tokens):
+            raise InvalidRequest(
+                f"{name} is too large: {wanted}. This model's maximum context length is {max_num_tokens} tokens, and"
+                f" the prompt has {num_prompt_tokens}, which leaves {room}: ask for less, or shorten the prompt",
+                f"{_PATH}.{name}",
+            )
+
+
 def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int, field: str = "") -> None:
     """Raises InvalidRequest, naming the first wrong id, unless every id is in [0, vocab_size)."""
     if min(token_ids, default=0) < 0 or max(token_ids, default=0) >= vocab_size:

@@ -83,7 +83,8 @@ PARAMETERS = (
               "The same seed gives the same output, regardless of other requests. Unset: random, or by `--seed`.",
               _INT64, "of 64 bits", _unchanged),
     Parameter("max_tokens", int, None,
-              "Most tokens of the output. Unset: as many as the model's length allows, in completions 16.",
+              "Most tokens of the output. Unset: as many as the model's length allows, in completions 16. More than the"
+              " prompt leaves room for is refused.",
               Range(minimum=1, maximum=INT32_MAX), ">= 1", service="scheduler"),
     Parameter("min_tokens", int, 0, "Until the output has this many tokens, end tokens are not sampled and stop"
               " strings do not count.", _COUNT, "in [0, max_tokens]", is_eager=True),
@@ -95,7 +96,8 @@ PARAMETERS = (
               "Returns log probabilities of the prompt's tokens and of this many alternatives to each. The prompt does"
               " not use the prefix cache, and logits are computed for each of its tokens. Not with `stream`.",
               _COUNT, ">= 0"),
-    Parameter("priority", int, 0, "With `--scheduling-policy priority`: requests with a lower value run first.",
+    Parameter("priority", int, 0,
+              "With `--scheduling-policy priority`: lower values run first. Otherwise only 0 is accepted.",
               _INT32, "of 32 bits", service="scheduler"),
 )
 # fmt: on

@@ -52,7 +52,8 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListen
     )
     override_generation_config: str | None = flag(
         None,
-        'JSON object of sampling defaults that take precedence, for instance `{"temperature": 0.6}`',
+        'JSON object of sampling defaults that take precedence, for instance `{"temperature": 0.6}`; max_new_tokens '
+        "is also the limit of requests that ask for more",
         group="model",
         kind="json",
     )

@@ -59,6 +59,7 @@ class GenerateOptions(SamplingOptions, ChatOptions, total=False):
     n: int
     best_of: int | None
     beam_search: inference_pb2.BeamSearch | None
+    clamp_max_tokens: bool
 
 
 _CHAT = frozenset(ChatOptions.__annotations__) - {"thinking_token_budget"}

@@ -25,6 +25,10 @@ class Received:
     # An earlier attempt at this request was admitted, so it is not refused if too many wait.
     resubmitted: bool = False
 
+    def clamps(self, params: SamplingParams) -> bool:
+        """Returns whether max_tokens of `params` is lowered to the room for it: it is a default, or the client asks."""
+        return self.request.clamp_max_tokens or params.max_tokens != self.given.max_tokens
+
     @classmethod
     def of_call(cls, request: GenerateRequest, context: RequestContext) -> "Received":
         """Returns a request that arrives now as a separate call."""

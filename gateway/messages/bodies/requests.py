@@ -178,7 +178,11 @@ _SampledRequest = create_model(
 class MessagesRequest(_SampledRequest):  # type: ignore[misc, valid-type]  # its fields are Any to mypy
     """A request for the next turn of a conversation."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = required("scheduler", "Most tokens of the output.")
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = required(
+        "scheduler",
+        "Most tokens of the output. Where the prompt leaves less room, that is the limit: "
+        "`model_context_window_exceeded`.",
+    )
     stop_sequences: StopStrings | None = field("tokenizer", "Strings that end the output; they are not part of it.")
     stream: bool | None = field("gateway", "Answer with events.", False)
     cache_salt: CacheSalt | None = field(

@@ -10,8 +10,8 @@ from starlette.responses import Response, StreamingResponse
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.encoding import event
-from pagewire.gateway.core.middleware import SHUTDOWN, GracefulShutdown
 from pagewire.gateway.core.reading.json_route import JsonRoute
+from pagewire.gateway.core.shutdown import SHUTDOWN, GracefulShutdown
 from pagewire.gateway.operation.status.bodies import PageMap, Status
 from pagewire.gateway.operation.status.source import STATUS, StatusSource
 

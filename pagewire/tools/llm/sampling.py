@@ -33,4 +33,5 @@ class SamplingParams(ParameterFields):
         """Returns the parameters in the form that the client takes."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         given["stop"] = [self.stop] if isinstance(self.stop, str) else list(self.stop)
+        given["clamp_max_tokens"] = True  # as in vLLM's LLM; the output's finish_reason is then "length"
         return GenerateOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]

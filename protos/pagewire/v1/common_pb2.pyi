@@ -185,7 +185,7 @@ class Vector(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RequestContext(_message.Message):
-    __slots__ = ("tenant", "tenant_weight", "timeout", "traceparent", "tokens_per_minute", "tracestate", "baggage")
+    __slots__ = ("tenant", "tenant_weight", "timeout", "traceparent", "tokens_per_minute", "tracestate", "baggage", "is_batch")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class RequestContext(_message.Message):
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     BAGGAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_BATCH_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     tenant_weight: float
     timeout: _duration_pb2.Duration
@@ -200,7 +201,8 @@ class RequestContext(_message.Message):
     tokens_per_minute: int
     tracestate: str
     baggage: str
-    def __init__(self, tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., tokens_per_minute: _Optional[int] = ..., tracestate: _Optional[str] = ..., baggage: _Optional[str] = ...) -> None: ...
+    is_batch: bool
+    def __init__(self, tenant: _Optional[str] = ..., tenant_weight: _Optional[float] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., tokens_per_minute: _Optional[int] = ..., tracestate: _Optional[str] = ..., baggage: _Optional[str] = ..., is_batch: _Optional[bool] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("code", "message", "violations", "retry_delay")

@@ -91,7 +91,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "token_ids", "add_special_tokens", "sampling_params", "stop", "include_stop_str_in_output", "skip_special_tokens", "request_id", "output_parsing", "cache_salt", "truncate_prompt_tokens", "truncate_end", "bad_words", "n", "best_of", "beam_search", "thinking_token_budget", "suffix")
+    __slots__ = ("model", "text", "chat", "token_ids", "add_special_tokens", "sampling_params", "stop", "include_stop_str_in_output", "skip_special_tokens", "request_id", "output_parsing", "cache_salt", "truncate_prompt_tokens", "truncate_end", "bad_words", "n", "best_of", "beam_search", "thinking_token_budget", "suffix", "clamp_max_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class GenerateRequest(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     THINKING_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    CLAMP_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
@@ -132,7 +133,8 @@ class GenerateRequest(_message.Message):
     beam_search: BeamSearch
     thinking_token_budget: int
     suffix: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., request_id: _Optional[str] = ..., output_parsing: _Optional[_Union[OutputParsing, _Mapping]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncate_end: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., thinking_token_budget: _Optional[int] = ..., suffix: _Optional[str] = ...) -> None: ...
+    clamp_max_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., request_id: _Optional[str] = ..., output_parsing: _Optional[_Union[OutputParsing, _Mapping]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncate_end: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., thinking_token_budget: _Optional[int] = ..., suffix: _Optional[str] = ..., clamp_max_tokens: _Optional[bool] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
     __slots__ = ("length_penalty", "early_stopping")

@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenRequest(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling_params", "external_id", "yields_vector", "second_text_start", "cache_salt")
+    __slots__ = ("prompt_token_ids", "sampling_params", "external_id", "yields_vector", "second_text_start", "cache_salt", "clamp_max_tokens")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_ID_FIELD_NUMBER: _ClassVar[int]
     YIELDS_VECTOR_FIELD_NUMBER: _ClassVar[int]
     SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CLAMP_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_params: _common_pb2.SamplingParams
     external_id: str
     yields_vector: bool
     second_text_start: int
     cache_salt: str
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., external_id: _Optional[str] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    clamp_max_tokens: bool
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., external_id: _Optional[str] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., cache_salt: _Optional[str] = ..., clamp_max_tokens: _Optional[bool] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
     __slots__ = ("request",)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
 from pagewire.config.sampling_params import MAX_CACHE_SALT
 from pagewire.errors import InvalidRequest
@@ -17,8 +18,15 @@ from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_
 # -- clients ---------------------------------------------------------------------------------------------------------
 
 
-def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, shares_cache: bool = False) -> Request:
-    """Returns the request of a submission. shares_cache: whether it shares cached blocks with other tenants.
+_DEFAULTS = SchedulerConfig()
+# After requests without a priority, which have 0.
+_BATCH_PRIORITY = 100
+
+
+def to_request(
+    request_id: int, submission: scheduler_link_pb2.TokenSubmission, config: SchedulerConfig = _DEFAULTS
+) -> Request:
+    """Returns the request of a submission.
 
     Raises InvalidRequest, which names the wrong field of the TokenRequest.
     """
@@ -34,17 +42,27 @@ def to_request(request_id: int, submission: scheduler_link_pb2.TokenSubmission, 
         raise InvalidRequest(
             f"cache_salt has {len(message.cache_salt)} characters; {MAX_CACHE_SALT} are possible", "cache_salt"
         )
+    params = resolve(message.sampling_params)
+    has_priorities = config.scheduling_policy == "priority"
+    if params.priority and not has_priorities:
+        raise InvalidRequest(
+            f"priority is {params.priority}, but requests run in the order of their arrival; leave it out, or start the"
+            " scheduler with --scheduling-policy priority",
+            "sampling_params.priority",
+        )
+    if has_priorities and submission.context.is_batch and not params.priority:
+        params.priority = _BATCH_PRIORITY
     return Request(
         request_id,
         list(message.prompt_token_ids),
-        resolve(message.sampling_params),
+        params,
         list(submission.resume_token_ids),
         is_resubmitted=submission.resubmitted,
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
         images=PromptImages(submission.images, len(message.prompt_token_ids)) if submission.images else NO_IMAGES,
         cache_salt=message.cache_salt,
-        cache_owner="" if shares_cache else submission.context.tenant,
+        cache_owner="" if config.prefix_cache_sharing == "all" else submission.context.tenant,
         tenant=Tenant(
             submission.context.tenant, submission.context.tenant_weight, submission.context.tokens_per_minute
         ),

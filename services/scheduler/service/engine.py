@@ -91,7 +91,7 @@ class Engine:
         self._last_request_id += 1
         timeout = timeout_of(submission.context)
         try:
-            request = convert.to_request(self._last_request_id, submission, self._config.prefix_cache_sharing == "all")
+            request = convert.to_request(self._last_request_id, submission, self._config)
             self.weights.check(request)
             self._admission.check(request, timeout)
             is_live = request.has_grammar or self.scheduler.add_request(request)

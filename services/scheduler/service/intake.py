@@ -2,25 +2,31 @@
 
 import grpc
 
+from pagewire.config.sampling_checks import check_room
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.core.scheduler import QueueFull
 from pagewire.services.scheduler.observed import stats
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
-from pagewire.services.scheduler.values.request import too_long
+from pagewire.services.scheduler.values.lengths import too_long
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.v1.scheduler_pb2 import TokenRequest
 from pagewire.wire.rpc import RpcError
 
 
 def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_served: bool) -> None:
     """Refuses a prompt that is too long before it takes time on the event loop, or memory while it waits for an
-    executor that may never take it.
+    executor that may never take it, and a request for more output than the context has room for.
 
     info: the facts about the attached executors, else about the last one. is_served: whether an executor is attached.
     Raises RpcError.
     """
     message = submission.request
     num_tokens = len(message.prompt_token_ids)
-    if info is None or num_tokens <= info.max_prompt_tokens(message.yields_vector):
+    if info is None:
+        return
+    if num_tokens <= info.max_prompt_tokens(message.yields_vector):
+        if not message.yields_vector and not submission.resubmitted:
+            _check_room(message, info, is_served)
         return
     if is_served:
         too_many = too_long(num_tokens, info, message.yields_vector)
@@ -31,6 +37,19 @@ def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_serv
             "no executor is available, and the last one took prompts of up to "
             f"{info.max_prompt_tokens(message.yields_vector)} tokens; this one has {num_tokens}; try again later",
         )
+
+
+def _check_room(message: TokenRequest, info: ExecutorInfo, is_served: bool) -> None:
+    """Raises RpcError if the output that the client asks for does not fit behind the prompt."""
+    try:
+        clamps = message.clamp_max_tokens
+        check_room(message.sampling_params, len(message.prompt_token_ids), info.max_num_tokens, clamps=clamps)
+    except InvalidRequest as error:
+        if is_served:
+            raise status_of(error) from error
+        raise RpcError(
+            grpc.StatusCode.UNAVAILABLE, f"no executor is available, and for the last one, {error}; or try again later"
+        ) from error
 
 
 def status_of(error: Exception, retry_delay: float | None = None) -> RpcError:

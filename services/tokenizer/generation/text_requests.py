@@ -86,8 +86,8 @@ def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.Sampl
     params = common_pb2.SamplingParams()
     params.CopyFrom(defaults)
     params.MergeFrom(given)
-    if defaults.HasField("max_tokens") and not given.HasField("max_tokens"):
-        params.max_tokens = max(defaults.max_tokens, given.min_tokens)
+    if defaults.HasField("max_tokens"):  # a limit of all requests, as in vLLM
+        params.max_tokens = max(min(params.max_tokens, defaults.max_tokens), given.min_tokens)
     if not params.HasField("seed"):
         params.seed = secrets.randbits(63)
     return params
@@ -129,4 +129,5 @@ def token_submission(
     request.sampling_params.CopyFrom(params)
     request.external_id = received.request.request_id
     request.cache_salt = received.request.cache_salt
+    request.clamp_max_tokens = received.clamps(params)
     return message

@@ -15,7 +15,8 @@ from pagewire.v1.common_pb2 import SamplingParams
 logger = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
-# Its keys that are read, as vLLM reads them, and the parameters for which they are the defaults.
+# Its keys that are read, as vLLM reads them, and the parameters for which they are the defaults. max_new_tokens is also
+# the limit of requests that ask for more (`sampling_params` of text_requests.py).
 KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")} | {
     "max_new_tokens": "max_tokens"
 }
@@ -42,7 +43,10 @@ def read_generation_defaults(config: TokenizerConfig, model_path: Path) -> Sampl
     if config.override_generation_config is not None:
         defaults |= _overrides(config.override_generation_config)
     if defaults:
-        listed = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        listed = ", ".join(
+            f"{name} {value:g}" + (", the most of any request" if name == "max_tokens" else "")
+            for name, value in defaults.items()
+        )
         logger.info("defaults of requests: %s (--generation-config vllm ignores the model's)", listed)
     return SamplingParams(**defaults)  # type: ignore[arg-type]  # the fields' types are those of the table
 

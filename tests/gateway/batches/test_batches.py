@@ -180,7 +180,10 @@ async def test_a_batch_keeps_its_input(ai: openai.AsyncOpenAI, fake: FakeTokeniz
 async def test_interactive_requests_come_first(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     batch = await end(ai, (await start(ai, [chat(1), chat(2, priority=-3)])).id)
     assert batch.request_counts.completed == 2
-    assert sorted(request.sampling_params.priority for request in fake.received) == [-3, 100]
+    assert sorted(request.sampling_params.priority for request in fake.received) == [-3, 0]
+    assert all(submission.context.is_batch for submission in fake.submissions), "the scheduler has them wait"
+    await ai.completions.create(model="fake", prompt="hi")
+    assert not fake.submissions[-1].context.is_batch
 
 
 async def test_a_cancelled_batch_keeps_what_it_has(

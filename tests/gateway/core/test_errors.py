@@ -211,6 +211,28 @@ async def test_prompt_too_long_says_both_numbers(client: httpx.AsyncClient, fake
     assert "2000" in error["message"] and "1000" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "lowers"),
+    [
+        (CHAT, {"messages": MESSAGES, "max_tokens": 5}, False),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": 5}, False),
+        (TEXT, {"prompt": "p", "max_tokens": 5}, False),
+        (TEXT, {"prompt": "p"}, True),
+        ("/v1/responses", {"input": "p", "max_output_tokens": 5}, False),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}, True),
+        ("/generate", {"text": "p", "sampling_params": {"max_new_tokens": 5}}, False),
+        ("/generate", {"text": "p"}, True),
+    ],
+)
+async def test_max_tokens_of_a_client_is_not_lowered_in_silence(
+    client: httpx.AsyncClient, fake: FakeTokenizer, path: str, body: dict[str, object], lowers: bool
+) -> None:
+    """The scheduler refuses one that is too large, unless it is a default or the API reports it."""
+    assert (await client.post(path, json=body)).status_code == 200
+    [request] = fake.received
+    assert request.clamp_max_tokens == lowers
+
+
 async def test_unknown_model(client: httpx.AsyncClient) -> None:
     for response in (
         await client.post(CHAT, json={"model": "missing", "messages": MESSAGES}),

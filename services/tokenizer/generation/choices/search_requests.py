@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import grpc
 
-from pagewire.config.sampling_checks import resolve
+from pagewire.config.sampling_checks import check_room, resolve
 from pagewire.config.sampling_params import LENGTH_PENALTY
 from pagewire.errors import InvalidRequest
 from pagewire.services.tokenizer.errors import invalid, invalid_request
@@ -102,6 +102,8 @@ def _begin(info: common_pb2.ModelInfo, prepared: PreparedRequest) -> tuple[BeamS
     request, params = prepared.received.request, prepared.params
     try:
         resolve(params)
+        clamps = prepared.received.clamps(params)
+        check_room(params, len(prepared.prompt.token_ids), info.max_model_len, clamps=clamps)
     except InvalidRequest as error:
         raise invalid_request(error) from error
     penalty = request.beam_search.length_penalty if request.beam_search.HasField("length_penalty") else 1.0

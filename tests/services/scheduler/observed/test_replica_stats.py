@@ -108,7 +108,7 @@ def test_the_line_has_the_preemptions_so_far() -> None:
 async def test_preemptions_are_logged_with_their_count_and_the_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, and then once in a while."""
+    """The first is logged at once, later ones once in a while."""
     executor = FakeExecutorServicer(lambda: FakeExecutor(num_blocks=12, block_size=4, max_num_seqs=4))
     for seconds, is_each_logged in ((0.0, True), (1000.0, False)):
         monkeypatch.setattr(tracking, "_PREEMPTION_LOG_S", seconds)

@@ -10,9 +10,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
+from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.main import MAX_PUBLIC_BYTES, make_public_server
+from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.request_output import new_outbox
 from pagewire.services.scheduler.values.step import StepResult
 from pagewire.v1 import (
@@ -678,6 +680,75 @@ async def test_violations_are_named_from_the_request_on(tmp_path: Path) -> None:
             fields = [field for field, _ in error_details.violations_of(error.value)]
             paths = ["prompt_token_ids"] if expected is None else [f"sampling_params.{name}" for name in expected]
             assert fields == [f"request.{path}" for path in paths]
+
+
+@pytest.mark.parametrize(("policy", "message"), [("fcfs", "--scheduling-policy priority"), ("priority", None)])
+async def test_a_priority_is_refused_where_it_would_do_nothing(
+    tmp_path: Path, policy: str, message: str | None
+) -> None:
+    async with make_line(tmp_path, scheduling_policy=policy).running() as line:
+        await line.wait_for_executor(True)
+        assert await collect(line, generate_request([1], max_tokens=2, priority=0))
+        if message is None:
+            assert await collect(line, generate_request([1], max_tokens=2, priority=-3))
+            return
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as refused:
+            await collect(line, generate_request([1], max_tokens=2, priority=-3))
+        assert error_details.violations_of(refused.value)[0][0] == "request.sampling_params.priority"
+
+
+@pytest.mark.parametrize(
+    ("policy", "params", "priority"), [("priority", {}, 100), ("priority", {"priority": -1}, -1), ("fcfs", {}, 0)]
+)
+def test_requests_of_a_batch_come_after_those_without_a_priority(
+    policy: str, params: dict[str, int], priority: int
+) -> None:
+    submission = token_submission(1, [1], max_tokens=2, **params)
+    submission.context.is_batch = True
+    request = convert.to_request(1, submission, SchedulerConfig(scheduling_policy=policy))
+    assert request.sampling_params.priority == priority
+
+
+@pytest.mark.parametrize(
+    ("params", "wanted"),
+    [
+        ({"max_tokens": 4094}, "max_tokens is too large: 4094. This model's maximum context length is 4096 tokens"),
+        ({"min_tokens": 4094}, "min_tokens is too large: 4094"),
+        ({"max_tokens": 2**31 - 1}, "max_tokens is too large: 2147483647.*the prompt has 3, which leaves 4093"),
+    ],
+)
+async def test_more_output_than_there_is_room_for_is_refused(
+    tmp_path: Path, params: dict[str, int], wanted: str
+) -> None:
+    async with make_line(tmp_path).running() as line:
+        await line.wait_for_executor(True)
+        with pytest.raises(grpc.aio.AioRpcError, match=wanted) as refused:
+            await collect(line, generate_request([1, 2, 3], **params))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        [name] = params
+        assert error_details.violations_of(refused.value)[0][0] == f"request.sampling_params.{name}"
+
+
+async def test_max_tokens_is_lowered_for_those_who_say_so_and_for_those_already_admitted(tmp_path: Path) -> None:
+    executor = FakeExecutorServicer(max_model_len=30)
+    async with ServiceLine(tmp_path, executor).running() as line:
+        await line.wait_for_executor(True)
+        exact = generate_request(prompt_of(1, 20), max_tokens=10, ignore_eos=True)
+        assert sum(len(r.token_ids) for r in await collect(line, exact)) == 10
+        lowered = generate_request(prompt_of(1, 20), max_tokens=11, ignore_eos=True)
+        lowered.request.clamp_max_tokens = True
+        assert sum(len(r.token_ids) for r in await collect(line, lowered)) == 10
+        submission = token_submission(1, prompt_of(1, 20), max_tokens=11, ignore_eos=True)
+        submission.resubmitted = True
+        call, collected = line.link.Connect(), Collected()
+        await call.write(Connect(requests=[submission]))
+        await collected.read_until_finished(call, 1)
+        assert len(collected.token_ids[1]) == 10
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"for the last one, max_tokens is too large: 11.*later") as away:
+            await collect(line, generate_request(prompt_of(1, 20), max_tokens=11))
+        assert away.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_public_server_generates_and_has_no_link(tmp_path: Path) -> None:

@@ -36,16 +36,20 @@ def read(model: Path, **config: Any) -> dict[str, float]:
 async def test_requests_get_the_models_values_where_they_name_none(tmp_path: Path) -> None:
     given = common_pb2.SamplingParams(temperature=0, top_k=0, max_tokens=3, seed=5)
     many = common_pb2.SamplingParams(min_tokens=9)
+    beyond = common_pb2.SamplingParams(max_tokens=100)
     async with TokenizerLine(
         tmp_path, FakeScheduler(lambda request: [50, EOS]), save(tmp_path / "m")
     ).running() as line:
-        for params in (None, given, many):
+        for params in (None, given, many, beyond):
             await line.generate(text="a", sampling_params=params)
     sent = [request.sampling_params for request in line.scheduler.requests]
     reported = [tuple(getattr(params, name) for name in NAMES) for params in sent]
     assert reported[0] == (0.5, 20, 0.75, 0.25, 1.5, 7)
     assert reported[1] == (0, 0, 0.75, 0.25, 1.5, 3)
     assert reported[2] == (0.5, 20, 0.75, 0.25, 1.5, 9)  # a default does not contradict what is asked for
+    assert reported[3][-1] == 7, "it limits all requests, as in vLLM"
+    # Only what the client itself asks for has to fit into the context.
+    assert [request.clamp_max_tokens for request in line.scheduler.requests] == [True, False, True, True]
     assert all(resolve(params) for params in sent)
 
 
