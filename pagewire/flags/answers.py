@@ -57,6 +57,8 @@ class Answers:
 
     def _of_renamed(self, given: Given, entry: vllm_flags.VllmFlag) -> list[Given]:
         text = str(parse_switch(given.text, given.source)) if entry.takes == "switch" else str(given.text)
+        if text in entry.refused:
+            raise UsageError(f"{given.source} {text}: {entry.refused[text]}")
         if entry.values and text not in entry.values:
             raise UsageError(f"{given.source}: expected one of {', '.join(entry.values)}, got {text!r}")
         try:

@@ -43,6 +43,8 @@ def _renamed() -> Iterator[str]:
             spelled = f"--{entry.name} {value}" if entry.takes != "switch" else f"--{_no(value)}{entry.name}"
             meant = " ".join(f"{flag_name(name)} {text}" for name, text in means.items())
             yield f"| `{spelled}` | {f'`{meant}`' if meant else 'the case anyway'}{why} |"
+        for value, reason in entry.refused.items():
+            yield f"| `--{entry.name} {value}` | refused: {_cell(reason)} |"
     yield ""
 
 

@@ -19,6 +19,7 @@ class VllmFlag:
     # becomes: a value -> its meaning here, by field; a value that is not listed is taken over.
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     convert: Callable[[str], str] | None = None  # becomes: converts a value; raises ValueError
+    refused: Mapping[str, str] = field(default_factory=dict)  # becomes: values that are not served -> why
     harmless: tuple[str, ...] = ()  # refused: values that ask for what is served anyway
     takes: str = "value"  # or switch, words
     short: tuple[str, ...] = ()  # with their dash

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagewire.config.vllm_flags.entries import BECOMES, VllmFlag
+from pagewire.config.vllm_flags.values import REWARD
 
 
 def _becomes(
@@ -14,10 +15,11 @@ def _becomes(
     *,
     values: Mapping[str, Mapping[str, str]] | None = None,
     convert: Callable[[str], str] | None = None,
+    refused: Mapping[str, str] | None = None,
     takes: str = "value",
     short: tuple[str, ...] = (),
 ) -> VllmFlag:
-    return VllmFlag(name, BECOMES, why, to, values or {}, convert, takes=takes, short=short)
+    return VllmFlag(name, BECOMES, why, to, values or {}, convert, refused=refused or {}, takes=takes, short=short)
 
 
 def _rope(text: str) -> str:
@@ -43,8 +45,8 @@ FLAGS = [
             "embedding": {**_POOLING, "convert": "embed"},
             "classify": {**_POOLING, "convert": "classify"},
             "score": _POOLING,
-            "reward": _POOLING,
         },
+        refused={"reward": REWARD},
     ),
     _becomes("rope-scaling", "hf_overrides", "it changes config.json, as --hf-overrides does", convert=_rope),
     _becomes(

@@ -12,6 +12,10 @@ class Value:
     refused: bool = False
 
 
+REWARD = (
+    "a reward model with one score for a text is served as a classifier, use --runner pooling --convert classify; those"
+    " with a score for each token are not served"
+)
 _NOT_GIVEN = Value()
 _NOT_READ = Value(
     why="checkpoints of this format cannot be read; use one of AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4"
@@ -107,5 +111,5 @@ VALUES: dict[str, dict[str, Value]] = {
     "tokenizer_pool_type": {"ray": Value("process", "workers are processes of the tokenizer service, not of Ray")},
     "generation_config": {"None": Value("vllm")},
     "runner": {"draft": Value(why="name a draft model with --spec-model", refused=True)},
-    "convert": {"reward": Value(why="reward heads are served as `classify`; use --convert classify", refused=True)},
+    "convert": {"reward": Value(why=REWARD, refused=True)},
 }

@@ -175,6 +175,7 @@ def test_what_means_something_else_here_is_said(
         (["--kv-cache-dtype=fp8_e5m2"], "--kv-cache-dtype fp8_e5m2: fp8 means fp8_e4m3"),
         (["--rope-theta", "1e6"], "--rope-theta is not supported: set the base in config.json"),
         (["--rope-scaling", "[]"], "--rope-scaling: expected a JSON object, got '[]'"),
+        (["--task", "reward"], "--task reward: a reward model with one score for a text is served as a classifier"),
         (["--task", "draft"], "--task: expected one of auto, generate"),
         (["--spec-decoding-acceptance-method", "typical_acceptance_sampler"], "keeps the distribution of tokens"),
         (["--nnodes", "2"], "--nnodes is not supported: start processes on several machines"),

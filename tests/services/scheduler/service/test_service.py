@@ -701,7 +701,7 @@ async def test_a_priority_is_refused_where_it_would_do_nothing(
     ("policy", "params", "priority"), [("priority", {}, 100), ("priority", {"priority": -1}, -1), ("fcfs", {}, 0)]
 )
 def test_requests_of_a_batch_come_after_those_without_a_priority(
-    policy: str, params: dict[str, int], priority: int
+    policy: str, params: dict[str, Any], priority: int
 ) -> None:
     submission = token_submission(1, [1], max_tokens=2, **params)
     submission.context.is_batch = True
