@@ -9,10 +9,10 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, WithJ
 
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.files.bodies import MAX_EXPIRY_S, ExpiresAfter
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
-from pagewire.gateway.schema.unsupported import Refused
 
 MAX_LISTED_BATCHES = 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])")

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.schema.field import field
 from pagewire.gateway.schema.parameters import Parameters
-from pagewire.gateway.schema.unsupported import Refused
 
 
 class AbortBody(Parameters):

@@ -6,11 +6,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringC
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import wrong_member
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.functions import PastFunctionCall, calls_to_tool_calls
 from pagewire.gateway.schema.parameters import Parameters
 from pagewire.gateway.schema.tools import PastToolCall, Tool
-from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED_IN_MESSAGE, check_names, refused_names
+from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED_IN_MESSAGE, refused_names
 
 
 class TextPart(BoundedModel):
@@ -42,6 +43,7 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 class Message(BoundedModel):
     """One turn of the conversation."""
 
+    unsupported = UNSUPPORTED_IN_MESSAGE
     model_config = ConfigDict(
         strict=True, extra="forbid", json_schema_extra={REFUSED: refused_names((), UNSUPPORTED_IN_MESSAGE)}
     )
@@ -69,38 +71,31 @@ class Message(BoundedModel):
     @model_validator(mode="after")
     def _content_given(self) -> "Message":
         if self.content in (None, []) and self.role not in ("assistant", "tool", "function"):
-            raise ValueError(f"content of a {self.role!r} message is required")
+            raise wrong_member("content", f"required in a message of role {self.role!r}")
         return self
 
     @model_validator(mode="after")
     def _functions_are_named(self) -> "Message":
         if self.role == "function" and not self.name:
-            raise ValueError("name of a 'function' message is required: the function that was called")
+            raise wrong_member("name", "required in a message of role 'function': the function that was called")
         if self.function_call is not None and self.tool_calls:
-            raise ValueError("give either function_call or tool_calls")
+            raise wrong_member("function_call", "give either function_call or tool_calls")
         return self
 
 
-def _only_supported_messages(messages: Any) -> Any:
-    if not isinstance(messages, list):
-        return messages
-    return [_only_supported_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _only_supported_message(message: Any, where: str) -> Any:
-    if not isinstance(message, dict):
-        return message
-    content = message.get("content")
-    for i, part in enumerate(content if isinstance(content, list) else ()):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "image_url"):
-            raise ApiError(
-                400,
-                f"content parts of type {kind!r} are not supported yet, only 'text' and 'image_url'",
-                param=f"{where}.content[{i}].type",
-                code="unsupported_parameter",
-            )
-    return check_names(message, Message.model_fields, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+def _only_supported_parts(messages: Any) -> Any:
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for k, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind not in ("text", "image_url"):
+                raise ApiError(
+                    400,
+                    f"content parts of type {kind!r} are not supported yet, only 'text' and 'image_url'",
+                    param=f"messages[{i}].content[{k}].type",
+                    code="unsupported_parameter",
+                )
+    return messages
 
 
 def _without_functions(messages: list[Message]) -> list[Message]:
@@ -111,7 +106,7 @@ def _without_functions(messages: list[Message]) -> list[Message]:
 Messages = Annotated[
     list[Message],
     Field(min_length=1),
-    BeforeValidator(_only_supported_messages),
+    BeforeValidator(_only_supported_parts),
     AfterValidator(_without_functions),
 ]
 

@@ -10,12 +10,12 @@ from pydantic import (
     GetJsonSchemaHandler,
     StringConstraints,
     WithJsonSchema,
-    model_validator,
 )
 
 from pagewire.config.sampling_params import INT32_MAX, LOGIT_BIAS, MAX_CACHE_SALT
 from pagewire.gateway.core.reading.bounded import BoundedModel
-from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, Refused, check_names, refused_names
+from pagewire.gateway.core.reading.names import Refused
+from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, refused_names
 
 MODEL = "A served model; unset: the first one."
 LABEL = "A label that does not change the answer."
@@ -34,13 +34,14 @@ StopString = Annotated[str, StringConstraints(min_length=1)]
 # Each choice of each prompt has a copy.
 MAX_STOP_STRINGS = 1024
 MAX_BIASED_TOKENS = 65_536
+MAX_ID_DIGITS = 10
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[str, float]:
     for token_id, value in bias.items():
-        if not token_id.isdecimal() or int(token_id) > INT32_MAX:
-            raise ValueError(f"keys are token ids in decimal, not {token_id!r}")
+        if not token_id.isdecimal() or len(token_id) > MAX_ID_DIGITS or int(token_id) > INT32_MAX:
+            raise ValueError(f"keys are token ids in decimal, not {token_id[: 2 * MAX_ID_DIGITS]!r}")
         if value not in LOGIT_BIAS:
             raise ValueError(f"the bias of token {token_id} must be {LOGIT_BIAS}, not {value:g}")
     return bias
@@ -74,11 +75,6 @@ class Parameters(BoundedModel):
         described = handler.resolve_ref_schema(document)
         described[REFUSED] = refused_names(cls.model_fields, cls.unsupported)
         return document
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_known_names(cls, data: Any) -> Any:
-        return check_names(data, cls.model_fields, cls.unsupported) if isinstance(data, dict) else data
 
 
 def as_list(prompts: str | list[int] | list[str] | list[list[int]]) -> Sequence[str | list[int]]:

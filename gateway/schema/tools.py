@@ -65,7 +65,8 @@ class AllowedToolChoice(BoundedModel):
 
 
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice, Field(union_mode="left_to_right")
+    Literal["none", "auto", "required"] | Annotated[NamedToolChoice | AllowedToolChoice, Field(discriminator="type")],
+    Field(union_mode="left_to_right"),
 ]
 
 

@@ -1,26 +1,12 @@
 """Parameters of other servers that this one does not support: refused by name, never ignored."""
 
-import difflib
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.names import Refused
 
-_LONGEST_NAME = 64  # that is worth a hint: finding one takes its square
 # Of a body's schema: the parameters that it refuses, and why.
 REFUSED = "x-refused"
-
-
-class Refused(NamedTuple):
-    """The reason for refusing a parameter.
-
-    Harmless values, which change nothing, are accepted (null always is): some clients always send them.
-    """
-
-    why: str
-    harmless: tuple[Any, ...] = ()
-    code: str = "unsupported_parameter"
-
 
 _CHAT_ONLY = "only chats have it"
 _CODE = "requests cannot carry code"
@@ -106,43 +92,6 @@ UNSUPPORTED_IN_MESSAGE: Mapping[str, Refused] = {
 }
 
 
-def check_names(
-    data: Mapping[str, Any],
-    known: Collection[str],
-    unsupported: Mapping[str, Refused] = UNSUPPORTED,
-    where: str = "",
-) -> dict[str, Any]:
-    """Returns `data` without the unsupported parameters that have a harmless value, and unknown ones that are null.
-
-    Raises ApiError 400 for one with another value, and for unknown ones, with the nearest known name.
-    """
-    kept = {}
-    for name, value in data.items():
-        if name in known:
-            kept[name] = value
-        elif value is None:
-            continue  # unset, whatever it is
-        elif name not in unsupported:
-            raise _unknown(name, [*known, *unsupported], where)
-        elif not _is_harmless(value, unsupported[name]):
-            param, refused = where + name, unsupported[name]
-            default = f" (only {refused.harmless[0]!r} or null)" if refused.harmless else ""
-            message = f"parameter {param!r} is not supported{default}: {refused.why}"
-            raise ApiError(400, message, param=param, code=refused.code)
-    return kept
-
-
 def refused_names(known: Collection[str], unsupported: Mapping[str, Refused]) -> dict[str, Any]:
     """Returns the names that a body refuses, with the reasons."""
     return {name: refused.why for name, refused in unsupported.items() if name not in known}
-
-
-def _is_harmless(value: Any, refused: Refused) -> bool:
-    return any(value == harmless and type(value) is type(harmless) for harmless in refused.harmless)
-
-
-def _unknown(name: str, names: list[str], where: str) -> ApiError:
-    nearest = difflib.get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else []
-    name = name[: 2 * _LONGEST_NAME]
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return ApiError(400, f"unknown parameter {where + name!r}{hint}", param=where + name, code="unknown_parameter")

@@ -9,6 +9,7 @@ from pydantic import Field, create_model, model_validator
 from pagewire.config.sampling_params import INT32_MAX, INT64_MAX, MAX_CHOICES
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.schema.field import RequestId, field
 from pagewire.gateway.schema.parameters import (
     CacheSalt,
@@ -21,7 +22,7 @@ from pagewire.gateway.schema.parameters import (
 )
 from pagewire.gateway.schema.sampling import sampling_fields
 from pagewire.gateway.schema.structured import Schema
-from pagewire.gateway.schema.unsupported import UNSUPPORTED, Refused
+from pagewire.gateway.schema.unsupported import UNSUPPORTED
 
 MAX_NEW_TOKENS = 128
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pagewire.files.json_counts import TooManyValues, check_counts
+from pagewire.files.json_counts import TooManyValues, check_counts, json_fault
 
 # The values of `url`, if the server has the endpoint.
 ENDPOINTS = (
@@ -149,7 +149,7 @@ def _parse(number: int, raw: bytes, endpoints: Collection[str]) -> Line:
     except TooManyValues as error:
         raise LineError(number, "body_too_complex", f"the line has {error}", "body") from None
     except (ValueError, RecursionError) as error:  # including text that is not UTF-8
-        raise LineError(number, "invalid_json_line", f"not valid JSON: {error}") from None
+        raise LineError(number, "invalid_json_line", f"not valid JSON: {json_fault(error)}") from None
     if not isinstance(value, dict):
         raise LineError(number, "invalid_json_line", "not a JSON object")
     for name, kind, what in (("custom_id", str, "text"), ("url", str, "text"), ("body", dict, "an object")):

@@ -58,22 +58,24 @@ def _num_kept(top_k: float, vocab_size: int) -> float:
 _INT32 = Range(minimum=-INT32_MAX - 1, maximum=INT32_MAX)
 _INT64 = Range(minimum=-INT64_MAX - 1, maximum=INT64_MAX)
 _COUNT = Range(minimum=0, maximum=INT32_MAX)
+_FLOAT32_MAX = 2.0**128 - 2.0**104
+_ABOVE_ZERO = 2.0**-150  # smaller numbers round to 0 in float32, which requests to services carry
 _SHARE = Range(minimum=0, maximum=1)
 _PENALTY = Range(minimum=-2, maximum=2)
 
 # fmt: off
 PARAMETERS = (
     Parameter("temperature", float, 1.0, "Divides the logits; 0 always takes the most probable token.",
-              Range(minimum=0), ">= 0", _unchanged),
+              Range(minimum=0, maximum=_FLOAT32_MAX), ">= 0 and finite", _unchanged),
     Parameter("top_p", float, 1.0, "Samples from the fewest tokens whose probabilities add up to this value.",
-              Range(above=0, maximum=1), "in (0, 1]", _unchanged),
+              Range(above=_ABOVE_ZERO, maximum=1), "in (0, 1]", _unchanged),
     Parameter("top_k", int, 0, "Samples from this many of the most probable tokens; 0 or -1: from all.",
               Range(minimum=-1, maximum=INT32_MAX), ">= 1, or 0 or -1 for off", _num_kept),
     Parameter("min_p", float, 0.0, "Drops tokens less probable than this share of the most probable token.",
               _SHARE, "in [0, 1]", _unchanged),
     Parameter("repetition_penalty", float, 1.0,
               "Divides positive logits of tokens in the prompt or the output, and multiplies negative ones.",
-              Range(above=0), "> 0", _unchanged, is_eager=True),
+              Range(above=_ABOVE_ZERO, maximum=_FLOAT32_MAX), "> 0 and finite", _unchanged, is_eager=True),
     Parameter("presence_penalty", float, 0.0, "Subtracted once from the logit of each token in the output.",
               _PENALTY, "in [-2, 2]", _unchanged, is_eager=True),
     Parameter("frequency_penalty", float, 0.0,

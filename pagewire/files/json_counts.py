@@ -1,4 +1,4 @@
-"""The values of a JSON text, counted before any of them is made: each takes a hundred bytes, and time."""
+"""The values of a JSON text, counted before any of them is made: each takes a hundred bytes, and time; its faults."""
 
 # The values of a body, such as the ids of a prompt; the objects among them, such as messages; the lists; the members of
 # objects, such as the tokens of a bias. More would hold up an event loop, which makes all of them in one piece.
@@ -26,6 +26,13 @@ def check_counts(text: bytes) -> None:
     _check(lists, MAX_LISTS, "lists")
     _check(outside.count(b":"), MAX_MEMBERS, "members of objects")
     _check(objects + lists + outside.count(b","), MAX_VALUES, "values")
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Returns what is wrong with a text for which json.loads() raised the error, without Python's own advice."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "an integer has too many digits" if type(error) is ValueError else str(error)
 
 
 def _check(count: int, limit: int, things: str) -> None:

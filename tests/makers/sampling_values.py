@@ -17,6 +17,6 @@ def wrong_values(parameter: Parameter) -> list[Any]:
     beyond = [
         valid.above,
         None if valid.minimum is None else valid.minimum - 1,
-        None if valid.maximum is None else valid.maximum + 1,
+        None if valid.maximum is None else max(valid.maximum + 1, valid.maximum * 1.1),
     ]
     return [parameter.type(value) for value in beyond if value is not None]

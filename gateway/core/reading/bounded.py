@@ -8,15 +8,20 @@ bounded number of members. The number of errors is then bounded by the schema, n
 import math
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
+
+from pagewire.gateway.core.reading.names import Refused, check_names
 
 # Items of a list other than numbers and texts, such as messages or parts of their content.
 MAX_OBJECTS_IN_LIST = 10_000
 # Members of an object of a declared type, which has a hundred fields or so.
 MAX_OBJECT_MEMBERS = 1_000
+# In the location of an error: a branch of a union, and what follows the tag of a branch. Members may have these names,
+# so the names that pydantic gives to branches could be mistaken for members.
+BRANCH, TAGGED = "\0branch", "\0tagged"
 _OPAQUE = frozenset({"metadata", "config", "cls", "default", "serialization", "expected"})
 _HAS_BOUNDS = "pagewire_has_bounds"
 _PIECE = 16  # members of a map that are validated at once
@@ -37,6 +42,8 @@ def _bounded(schema: Any, owner: type[BaseModel]) -> Any:
     if not isinstance(kind, str):  # a map of fields, one of which may have the name "type" or "metadata"
         return {key: _bounded(value, owner) for key, value in schema.items()}
     copy = {key: value if key in _OPAQUE else _bounded(value, owner) for key, value in schema.items()}
+    if kind == "model-fields":
+        return _object(copy, owner)
     return _RULES[kind](copy) if kind in _RULES else copy
 
 
@@ -93,12 +100,13 @@ def _map(schema: dict[str, Any]) -> CoreSchema:
     return core_schema.no_info_wrap_validator_function(validate_in_pieces, cast(CoreSchema, schema))
 
 
-def _object(schema: dict[str, Any]) -> CoreSchema:
-    """Bounds the members, and drops unknown ones that are null: clients write out what is unset."""
-    fields = schema["fields"]
-    known = {*fields, *(field.get("validation_alias") for field in fields.values())}
+def _object(schema: dict[str, Any], owner: type[BaseModel]) -> CoreSchema:
+    """Looks at the names of an object before its values."""
+    known = {one.get("validation_alias", name) for name, one in schema["fields"].items()}
+    unsupported = getattr(owner, "unsupported", {})
+    takes_any = owner.model_config.get("extra") != "forbid"
 
-    def check_members(value: Any) -> Any:
+    def only_known(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         if len(value) > MAX_OBJECT_MEMBERS:
@@ -107,11 +115,22 @@ def _object(schema: dict[str, Any]) -> CoreSchema:
                 "Object should have at most {limit} members, not {count}",
                 {"limit": MAX_OBJECT_MEMBERS, "count": len(value)},
             )
-        if value.keys() <= known:
-            return value
-        return {name: member for name, member in value.items() if member is not None or name in known}
+        return check_names(value, known, unsupported, takes_any=takes_any)
 
-    return core_schema.no_info_before_validator_function(check_members, cast(CoreSchema, schema))
+    return core_schema.no_info_before_validator_function(only_known, cast(CoreSchema, schema))
+
+
+def _union(schema: dict[str, Any]) -> dict[str, Any]:
+    choices = (choice[0] if isinstance(choice, tuple) else choice for choice in schema["choices"])
+    return schema | {"choices": [(choice, BRANCH) for choice in choices]}
+
+
+def _tagged_union(schema: dict[str, Any]) -> dict[str, Any]:
+    branches = {
+        tag: core_schema.union_schema([(choice, TAGGED)], auto_collapse=False, mode="left_to_right")
+        for tag, choice in schema["choices"].items()
+    }
+    return schema | {"choices": branches}
 
 
 _RULES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -120,8 +139,8 @@ _RULES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "frozenset": lambda schema: schema | {"fail_fast": True},
     "tuple": lambda schema: schema | {"fail_fast": True},
     "dict": _map,
-    "model-fields": _object,
-    "typed-dict": _object,
+    "union": _union,
+    "tagged-union": _tagged_union,
     "function-before": _before,
     "function-wrap": _before,
 }
@@ -129,6 +148,8 @@ _RULES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 class BoundedModel(BaseModel):
     """The base of every object in a request."""
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.reading.integers import with_integers
 from pagewire.gateway.core.reading.json_content import parse_json
-from pagewire.gateway.core.validation import with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -69,7 +69,7 @@ async def parse(model: type[Model], body: Any) -> Model:
         try:
             return model.model_validate(body)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
+            found = error.errors(include_url=False)
             located = [{**one, "loc": ("body", *one["loc"])} for one in found]
             if not attempts_left or not with_integers(located, body):
                 raise RequestValidationError(located, body=body) from None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import wrong_member
 from pagewire.gateway.schema.field import field, required
 
 STRICT = ConfigDict(strict=True, extra="forbid")
@@ -139,9 +140,8 @@ class MessageParam(BoundedModel):
         allowed = _BLOCKS_OF[self.role]
         for index, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.type not in allowed:
-                raise ValueError(
-                    f"content[{index}] is {block.type!r}; role {self.role!r} can have {', '.join(allowed)}"
-                )
+                words = f"a message of role {self.role!r} can have {', '.join(allowed)}, not {block.type}"
+                raise wrong_member(f"content[{index}].type", words)
         if self.content == [] and self.role != "assistant":
-            raise ValueError(f"content of a {self.role!r} message is required")
+            raise wrong_member("content", f"required in a message of role {self.role!r}")
         return self

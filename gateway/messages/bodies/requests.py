@@ -8,12 +8,12 @@ from pydantic import BeforeValidator, Field, create_model
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.messages.bodies.answers import NO_THREADS
 from pagewire.gateway.messages.bodies.content import CACHE_CONTROL, STRICT, MessageParam, Name, Nothing, TextBlockParam
 from pagewire.gateway.schema.field import Off, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, StopStrings
 from pagewire.gateway.schema.sampling import sampling_fields
-from pagewire.gateway.schema.unsupported import Refused
 
 _ELSEWHERE = "this server has one location and one speed"
 _KEPT_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # Claude Code's

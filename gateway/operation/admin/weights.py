@@ -14,12 +14,12 @@ from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import Body, ErrorResponse
 from pagewire.gateway.core.encoding import encode, json_response
 from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.core.request_context import time_left
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.operation.admin.route import AdminRoute
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
-from pagewire.gateway.schema.unsupported import Refused
 from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.status import error_details

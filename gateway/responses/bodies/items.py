@@ -7,9 +7,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringCo
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.tools import Name, PastArguments
-from pagewire.gateway.schema.unsupported import Refused, check_names
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
@@ -82,10 +82,13 @@ def _text_if_empty(content: Any) -> Any:
 Output = Annotated[Content, BeforeValidator(_text_if_empty)]
 
 
-class MessageItem(BoundedModel):
-    """A message. `type` is optional."""
-
+class _Item(BoundedModel):
     model_config = _STRICT
+    unsupported = _UNSUPPORTED
+
+
+class MessageItem(_Item):
+    """A message. `type` is optional."""
 
     type: Literal["message"] | None = None
     id: Given | None = field("gateway", _ID)
@@ -104,10 +107,8 @@ class MessageItem(BoundedModel):
         return data
 
 
-class FunctionCallInput(BoundedModel):
+class FunctionCallInput(_Item):
     """A call from an earlier answer."""
-
-    model_config = _STRICT
 
     type: Literal["function_call"]
     id: Given | None = field("gateway", _ID)
@@ -117,9 +118,7 @@ class FunctionCallInput(BoundedModel):
     status: Status | None = field("gateway", "Ignored.")
 
 
-class FunctionCallOutput(BoundedModel):
-    model_config = _STRICT
-
+class FunctionCallOutput(_Item):
     type: Literal["function_call_output"]
     id: Given | None = field("gateway", _ID)
     call_id: Given = required("tokenizer", "The `call_id` of the call that it answers.")
@@ -142,10 +141,8 @@ class ReasoningTextPart(BoundedModel):
     text: str
 
 
-class ReasoningInput(BoundedModel):
+class ReasoningInput(_Item):
     """The model's reasoning before an earlier answer."""
-
-    model_config = _STRICT
 
     type: Literal["reasoning"]
     id: Given | None = field("gateway", _ID)
@@ -154,10 +151,8 @@ class ReasoningInput(BoundedModel):
     status: Status | None = field("gateway", "Ignored.")
 
 
-class ItemReference(BoundedModel):
+class ItemReference(_Item):
     """An item of a stored response."""
-
-    model_config = _STRICT
 
     type: Literal["item_reference"] | None = None
     id: Given = required("gateway", "The id of an item of an input or an output.")
@@ -202,14 +197,13 @@ def _only_supported(items: Any) -> Any:
 def _only_supported_item(item: Any, where: str) -> Any:
     if not isinstance(item, dict):
         return item
-    model = _ITEMS.get(kind := _kind(item))
-    if model is None:
+    if (kind := _kind(item)) not in _ITEMS:
         raise _unsupported_type(kind, f"{where}.type", "input items", _ITEMS)
     for name in ("content", "output"):
         parts = item.get(name)
         if isinstance(parts, list) and kind != "reasoning":
             item = item | {name: [_only_supported_part(part, f"{where}.{name}[{i}]") for i, part in enumerate(parts)]}
-    return check_names(item, model.model_fields, _UNSUPPORTED, f"{where}.")
+    return item
 
 
 def _only_supported_part(part: Any, where: str) -> Any:

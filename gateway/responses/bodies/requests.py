@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, crea
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.responses.bodies.items import Input
 from pagewire.gateway.schema.field import Off, RequestId, field, required
 from pagewire.gateway.schema.generation import GenerationParameters
@@ -17,7 +18,6 @@ from pagewire.gateway.schema.sampling import EAGER
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import JsonObjectFormat, TextFormat
 from pagewire.gateway.schema.tools import Name
-from pagewire.gateway.schema.unsupported import Refused
 
 _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 LOGPROBS = "message.output_text.logprobs"
@@ -71,7 +71,8 @@ class AllowedResponseTools(BoundedModel):
 
 
 FunctionChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedFunction | AllowedResponseTools, Field(union_mode="left_to_right")
+    Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedResponseTools, Field(discriminator="type")],
+    Field(union_mode="left_to_right"),
 ]
 
 

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import MODEL, Parameters
-from pagewire.gateway.schema.unsupported import Refused
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]

@@ -8,10 +8,10 @@ from pydantic import ConfigDict, Field, model_validator
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
+from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
 from pagewire.gateway.schema.field import RequestId, field, required
 from pagewire.gateway.schema.parameters import LABEL, MODEL, CacheSalt, Parameters, Prompts
-from pagewire.gateway.schema.unsupported import Refused
 
 _IMAGES = "images cannot be embedded"
 # Like `unsupported.UNSUPPORTED`, for vectors.

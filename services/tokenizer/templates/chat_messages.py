@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from pagewire.errors import InvalidRequest
+from pagewire.files.json_counts import json_fault
 from pagewire.services.tokenizer.errors import invalid, invalid_request
 from pagewire.services.tokenizer.templates.chat import Chat
 from pagewire.v1 import inference_pb2
@@ -67,7 +68,7 @@ def json_object(text: str, name: str, field: str) -> dict[str, Any]:
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
-        raise invalid(f"{name} is not valid JSON: {error}", field) from error
+        raise invalid(f"{name} is not valid JSON: {json_fault(error)}", field) from error
     if not isinstance(value, dict):
         raise invalid(f"{name} must be a JSON object, not {type(value).__name__}", field)
     return value

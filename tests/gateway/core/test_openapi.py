@@ -44,7 +44,7 @@ async def test_documents(client: httpx.AsyncClient, document: dict[str, Any]) ->
     assert "/ChatCompletionChunk" in json.dumps(success["text/event-stream"])
     schemas = document["components"]["schemas"]
     asked = schemas["ChatCompletionRequest"]["properties"]
-    assert asked["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
+    assert asked["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 3.4028234663852886e38}
     assert asked["seed"]["anyOf"][0] == {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     # What is always there is required, whether or not a type has a value for it.
     assert {"id", "object", "system_fingerprint"} <= set(schemas["ChatCompletion"]["required"])

@@ -100,7 +100,7 @@ async def test_a_stop_string_is_named(client: httpx.AsyncClient) -> None:
         ({}, "text"),
         ({"text": "a", "input_ids": [1]}, "text"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
-        ({"text": "a", "sampling_params": {"stop_regex": "a"}}, "stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
         ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params.ebnf"),
         (
             {"text": "a", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 9}},

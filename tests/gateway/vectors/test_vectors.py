@@ -183,7 +183,7 @@ async def test_ranking(client: httpx.AsyncClient) -> None:
         ("/score", {"text_1": "a", "documents": ["a"]}, "text_1"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/score", {"text_1": "a", "text_2": []}, "text_2"),
-        ("/rerank", {"query": "a", "documents": [{"image": "a"}]}, "documents[0].text"),
+        ("/rerank", {"query": "a", "documents": [{"image": "a"}]}, "documents[0].image"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["a"], "rank_fields": ["title"]}, "rank_fields"),
     ],

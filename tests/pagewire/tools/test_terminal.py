@@ -36,7 +36,7 @@ def test_what_the_model_recommends_is_left_to_the_server() -> None:
     [
         ("/sytem x", "unknown command /sytem; /help"),
         ("/set temprature 1", "no setting temprature; there are temperature"),
-        ("/set temperature hot", "temperature is hot; it must be >= 0"),
+        ("/set temperature hot", "temperature is hot; it must be >= 0 and finite"),
         ("/set top_p 2", "top_p is 2; it must be in"),
         ("/set seed nan", "seed is nan"),
         ("/save", "name a file"),

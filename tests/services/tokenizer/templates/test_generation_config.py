@@ -76,7 +76,7 @@ def test_where_the_values_come_from(tmp_path: Path) -> None:
     [
         ("{", {}, "generation_config.json: cannot be read as JSON"),
         ("[]", {}, "generation_config.json: expected a JSON object"),
-        ({"temperature": -1}, {}, "temperature is -1; it must be >= 0; .*--generation-config vllm"),
+        ({"temperature": -1}, {}, "temperature is -1; it must be >= 0 and finite; .*--generation-config vllm"),
         ({"temperature": "hot"}, {}, "temperature is 'hot'"),
         ({"top_k": 1.5}, {}, "top_k is 1.5"),
         ('{"top_k": Infinity}', {}, "generation_config.json: "),
