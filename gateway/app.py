@@ -27,6 +27,7 @@ from pagewire.gateway.generation.lines import LINES, Lines
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.searches import Searches
 from pagewire.gateway.generation.translate import is_search
+from pagewire.gateway.http.cors import Cors, CorsMiddleware
 from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
@@ -105,10 +106,12 @@ class Parts:
         )
 
 
-def create_app(config: GatewayConfig, parts: Parts) -> FastAPI:
+def create_app(config: GatewayConfig, parts: Parts, cors: Cors | None = None) -> FastAPI:
     """Returns what --port serves: all routes, except those of --admin-port where there is one."""
-    app = with_routes(for_operators=config.admin_port is None)
-    return _served(app, config, parts, host=config.host)
+    app = _served(with_routes(for_operators=config.admin_port is None), config, parts, host=config.host)
+    if cors is not None:
+        app.add_middleware(CorsMiddleware, cors=cors)  # around all others, as refusals have the headers, too
+    return app
 
 
 def create_admin_app(config: GatewayConfig, parts: Parts) -> FastAPI:

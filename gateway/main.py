@@ -20,6 +20,7 @@ from pagewire.gateway.batches.worker import BatchWorker
 from pagewire.gateway.core.reading.json_content import limit_integers
 from pagewire.gateway.http.connection_limits import BACKLOG, Limits
 from pagewire.gateway.http.connections import Connections
+from pagewire.gateway.http.cors import Cors
 from pagewire.gateway.http.http_connection import Connection
 from pagewire.gateway.http.tls_listener import TlsListener
 from pagewire.gateway.store import Store, data_directory
@@ -198,15 +199,16 @@ async def serve(
     """
     tenants.check_header(config.tenant_header)
     limit_integers()
+    cors = Cors.of(config)
     tls = ServiceTls(config, config.tokenizer_address.split(","))
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     parts = Parts.of(config, store, tls)
-    app = create_app(config, parts)
+    app = create_app(config, parts, cors)
     for_operators, for_scrapers = listen_for_operators(config), listen_for_scrapers(config)
     worker = BatchWorker(parts.batches, parts.files, parts.tokenizer, InProcess(app), config.batch_concurrency)
-    connections = Connections(limits or Limits.of_this_process())
+    connections = Connections(limits or Limits.of_this_process(), cors)
     public = _server(app, connections, tls)
     servers = {public: sock}
     if for_operators is not None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from pagewire.gateway.core import metrics
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.http.connection_limits import Limits
+from pagewire.gateway.http.cors import Cors
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ class Limited(Protocol):
 class Connections:
     """All connections of a process. Those of a phase are in the order in which they entered it."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, cors: Cors | None = None) -> None:
+        self.limits, self.cors = limits, cors
         self.phases: dict[Phase, dict[Any, float]] = {phase: {} for phase in Phase}
         self.stalled: dict[Any, float] = {}  # connections with a client that does not read
         self._closed: Counter[str] = Counter()  # since the last line in the log, by reason

@@ -5,6 +5,7 @@ import logging
 import select
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import httptools
@@ -212,7 +213,8 @@ class Connection(HttpToolsProtocol):
         begun = self.cycle is not None and self.cycle.response_started
         answered = self.cycle is None or self.cycle.response_complete
         if not self.pipeline and (not begun if self._parsing is Phase.BODY else answered):
-            self.transport.write(response(error))
+            cors = self._connections.cors
+            self.transport.write(response(error, () if cors is None else cors.of_answer(self.headers or ())))
         self.transport.close()
 
     def _offers_upgrade(self) -> bool:
@@ -243,8 +245,9 @@ class Connection(HttpToolsProtocol):
             self._connections.move(self, phase)
 
 
-def response(error: ApiError) -> bytes:
+def response(error: ApiError, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """Returns the bytes of an error that ends a connection."""
     body = encode(error.body())
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return STATUS_LINE[error.status] + head.encode() + body
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+    more = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return STATUS_LINE[error.status] + head.encode() + more + b"\r\n" + body

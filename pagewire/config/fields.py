@@ -55,7 +55,8 @@ def flag(
     """Returns a dataclass field that is also a flag.
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes;
-    "json" is the text of a JSON object; "host" is a name or an address, which may be in brackets.
+    "json" is the text of a JSON object, "texts" of a list of texts; "host" is a name or an address, perhaps in
+    brackets.
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: passed to child processes in the environment, never on their command line.
     short: short forms of the flag without their dash, separated by spaces.

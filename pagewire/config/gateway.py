@@ -26,6 +26,22 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         valid=POSITIVE,
         short="asc",
     )
+    allowed_origins: str = flag(
+        "[]",
+        "origins of web pages that may read answers (CORS), as a JSON list; *: all of them (default: none, while vLLM "
+        "allows all: any page that a user visits could then use a server without keys)",
+        group="network",
+        kind="texts",
+    )
+    allowed_methods: str = flag(
+        '["*"]', "methods that these pages may use, as a JSON list; *: all of them", group="network", kind="texts"
+    )
+    allowed_headers: str = flag(
+        '["*"]', "headers that these pages may send, as a JSON list; *: all of them", group="network", kind="texts"
+    )
+    allow_credentials: bool = flag(
+        False, "let browsers send cookies and certificates with the requests of these pages", group="network"
+    )
     reuse_port: bool = flag(False, "allow other gateways to listen on the same port", group="network")
     metrics_port: int | None = flag(
         None,

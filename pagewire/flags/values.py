@@ -60,6 +60,15 @@ def json_value(text: str, source: str) -> dict[str, Any]:
     return value
 
 
+def _texts(text: str, source: str) -> None:
+    """Raises UsageError for the text of no list."""
+    try:
+        json_object.texts(text)
+    except (ValueError, RecursionError):
+        message = f"""{source}: expected a JSON list of texts such as '["*"]', got {text!r:.200}"""
+        raise UsageError(message) from None
+
+
 def host(text: str, source: str) -> str:
     """Returns the name or the address of a host, without the brackets of a URL. Raises UsageError."""
     if text.startswith("[") and text.endswith("]"):
@@ -79,6 +88,8 @@ def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
         raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r}")
     if field.metadata["kind"] == "json" and text:
         json_value(text, source)
+    if field.metadata["kind"] == "texts":
+        _texts(text, source)
     if field.metadata["kind"] == "host":
         text = host(text, source)
     parts = text.split(",") if field.metadata["takes"] == "words" else [text]

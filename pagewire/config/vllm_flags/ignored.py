@@ -200,11 +200,7 @@ _TABLE = (
     ("enable-per-request-metrics", "a request sets what its answer contains"),
     ("fingerprint-mode= fingerprint-value=", "system_fingerprint names the weights"),
     ("use-fp64-gumbel", "random numbers come from counters of position and seed"),
-    ("disable-fastapi-docs enable-offline-docs", "/docs is always served, and needs no network"),
-    (
-        "allowed-origins=... allowed-methods=... allowed-headers=... allow-credentials",
-        "no CORS headers are sent; let a proxy add them",
-    ),
+    ("disable-fastapi-docs enable-offline-docs", "the page at / documents the API and needs no network"),
     ("root-path=", "routes do not depend on it"),
     ("grpc", "gRPC is always served: --grpc-port"),
     ("enable-ssl-refresh", "certificates are always read again when they change"),
