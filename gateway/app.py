@@ -26,6 +26,7 @@ from pagewire.gateway.files.files import FILES, Files
 from pagewire.gateway.generation.lines import LINES, Lines
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.searches import Searches
+from pagewire.gateway.generation.style import STYLE, AnswerStyle
 from pagewire.gateway.generation.translate import is_search
 from pagewire.gateway.http.cors import Cors, CorsMiddleware
 from pagewire.gateway.kept import Keeper
@@ -71,6 +72,7 @@ class Parts:
     readiness: Readiness
     status: StatusSource
     metrics: Metrics
+    style: AnswerStyle
 
     @classmethod
     def of(cls, config: GatewayConfig, store: Store, tls: ServiceTls = NO_TLS) -> "Parts":
@@ -103,12 +105,14 @@ class Parts:
             readiness=readiness,
             status=StatusSource(tokenizer.neighbours, readiness.why_not),
             metrics=Metrics(tokenizer, siblings, with_vllm_names=config.vllm_metrics),
+            style=AnswerStyle.of(config),
         )
 
 
 def create_app(config: GatewayConfig, parts: Parts, cors: Cors | None = None) -> FastAPI:
     """Returns what --port serves: all routes, except those of --admin-port where there is one."""
-    app = _served(with_routes(for_operators=config.admin_port is None), config, parts, host=config.host)
+    app = with_routes(for_operators=config.admin_port is None, has_docs=not config.disable_fastapi_docs)
+    _serve(app, config, parts, host=config.host)
     if cors is not None:
         app.add_middleware(CorsMiddleware, cors=cors)  # around all others, as refusals have the headers, too
     return app
@@ -119,7 +123,8 @@ def create_admin_app(config: GatewayConfig, parts: Parts) -> FastAPI:
     app = FastAPI(title="Pagewire", docs_url=None, redoc_url=None, openapi_url=None)
     for one in (*admin_routes.ROUTERS, probes.router):
         app.include_router(one)
-    return _served(app, config, parts, host=config.admin_host)
+    _serve(app, config, parts, host=config.admin_host)
+    return app
 
 
 def create_metrics_app(parts: Parts) -> Starlette:
@@ -129,10 +134,12 @@ def create_metrics_app(parts: Parts) -> Starlette:
     return app
 
 
-def with_routes(*, for_operators: bool = True) -> FastAPI:
+def with_routes(*, for_operators: bool = True, has_docs: bool = True) -> FastAPI:
     """Returns an application with enough to document the API.
 
-    for_operators: whether the routes of --admin-port are included.
+    Args:
+        for_operators: whether the routes of --admin-port are included.
+        has_docs: whether the documentation is served.
     """
     app = openapi.DocumentedApp(
         title="Pagewire",
@@ -140,6 +147,7 @@ def with_routes(*, for_operators: bool = True) -> FastAPI:
         description=openapi.DESCRIPTION,
         responses=openapi.ERROR_RESPONSES,
         docs_url=None,  # the page serves it from its own files
+        openapi_url="/openapi.json" if has_docs else None,
         redoc_url=None,
     )
     app.include_router(chat_routes.router)
@@ -158,11 +166,11 @@ def with_routes(*, for_operators: bool = True) -> FastAPI:
     app.include_router(sglang_routes.router)
     app.include_router(ollama.router)
     app.include_router(unserved.router)
-    add_page(app)
+    add_page(app, has_docs=has_docs)
     return app
 
 
-def _served(app: FastAPI, config: GatewayConfig, parts: Parts, *, host: str) -> FastAPI:
+def _serve(app: FastAPI, config: GatewayConfig, parts: Parts, *, host: str) -> None:
     _put(app, parts)
     app.state.is_private = is_loopback(host)
     app.add_middleware(
@@ -177,7 +185,6 @@ def _served(app: FastAPI, config: GatewayConfig, parts: Parts, *, host: str) -> 
         dialect_of=_dialect_of,
     )
     install_handlers(app)
-    return app
 
 
 def _dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
@@ -200,3 +207,4 @@ def _put(app: Starlette, parts: Parts) -> None:
     READINESS.put(app, parts.readiness)
     STATUS.put(app, parts.status)
     METRICS.put(app, parts.metrics)
+    STYLE.put(app, parts.style)

@@ -49,7 +49,7 @@ class ChatAnswer:
         chunk = ChatCompletionChunk(
             id=head.id, created=head.created, model=head.model, choices=[], service_tier=self._tier
         )
-        self._writer = ChunkWriter(chunk, body.stream_options)
+        self._writer = ChunkWriter(chunk, body.stream_options, head.style)
         # Reused for each token: making the two objects takes as long as encoding them.
         self._delta_choice = ChatChunkChoice(index=0, delta=ChatDelta(content=""))
 
@@ -118,7 +118,7 @@ class ChatAnswer:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
-            system_fingerprint=fingerprint(generations),
+            system_fingerprint=self._head.style.fingerprint(fingerprint(generations)),
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage.info(),
             service_tier=self._tier,

@@ -58,7 +58,9 @@ class CompletionAnswer:
         # The choices that have sent the token ids of their prompt.
         self._prompts_sent: set[int] = set()
         self._writer = ChunkWriter(
-            CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]), body.stream_options
+            CompletionChunk(id=head.id, created=head.created, model=head.model, choices=[]),
+            body.stream_options,
+            head.style,
         )
         # Reused for each token: making it takes half as long as encoding it.
         self._delta_choice = CompletionChunkChoice(index=0, text="")
@@ -109,7 +111,7 @@ class CompletionAnswer:
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
-            system_fingerprint=fingerprint(generations),
+            system_fingerprint=self._head.style.fingerprint(fingerprint(generations)),
             choices=[
                 self._choice(generation, generations, output if self._has_output else _end_of(output))
                 for generation, output in zip(generations, outputs, strict=True)

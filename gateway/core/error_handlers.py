@@ -70,7 +70,7 @@ def install_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         message = error.detail
         if error.status_code == 404:
-            message = f"no route {request.method} {request.url.path}; see /docs"
+            message = f"no route {request.method} {request.url.path}{'; see /docs' if request.app.openapi_url else ''}"
         elif error.status_code == 405:
             message = f"{request.url.path} does not support {request.method}"
         response = error_response(ApiError(error.status_code, message), request.scope)

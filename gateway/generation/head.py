@@ -7,6 +7,7 @@ from fastapi import Request
 
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation.style import STYLE, AnswerStyle
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Head:
     id: str
     created: int  # Unix time, seconds
     model: str
+    style: AnswerStyle
 
 
 class NamedBody(Protocol):
@@ -31,4 +33,4 @@ async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
     model = body.model or await TOKENIZER.of(request).default_model()
-    return Head(id=f"{prefix}-{context.request_id}", created=context.created, model=model)
+    return Head(id=f"{prefix}-{context.request_id}", created=context.created, model=model, style=STYLE.of(request))

@@ -1,9 +1,10 @@
 """The files of the page. They are part of the package, and browsers load nothing from other hosts."""
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -25,11 +26,14 @@ DOCS_SECURITY_POLICY = f"{_SAME_ORIGIN}; style-src 'self' 'unsafe-inline'; img-s
 # Folders of libraries have their version in the name; other files are revalidated by ETag.
 _FOR_EVER = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
+_LINK_TO_DOCS, _MENTION_OF_DOCS = '<a href="docs">API</a>', " For the API, see /docs."
 
 
-def add_page(app: FastAPI) -> None:
-    app.add_api_route("/", _index, methods=["GET", "HEAD"], include_in_schema=False)
-    app.add_api_route("/docs", _docs, methods=["GET", "HEAD"], include_in_schema=False)
+def add_page(app: FastAPI, *, has_docs: bool = True) -> None:
+    options: Any = {"methods": ["GET", "HEAD"], "include_in_schema": False}
+    app.add_api_route("/", _index if has_docs else _index_without_docs, **options)
+    if has_docs:
+        app.add_api_route("/docs", _docs, **options)
     app.mount(PREFIX.rstrip("/"), _Files(directory=STATIC), name="page")
 
 
@@ -41,13 +45,21 @@ async def _index() -> Response:
     return _html("index.html", CONTENT_SECURITY_POLICY)
 
 
+async def _index_without_docs() -> Response:
+    page = (STATIC / "index.html").read_text().replace(_LINK_TO_DOCS, "").replace(_MENTION_OF_DOCS, "")
+    return HTMLResponse(page, headers=_headers(CONTENT_SECURITY_POLICY))
+
+
 async def _docs() -> Response:
     return _html("docs.html", DOCS_SECURITY_POLICY)
 
 
 def _html(name: str, policy: str) -> Response:
-    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": _ASK_AGAIN}
-    return FileResponse(STATIC / name, media_type="text/html", headers=headers)
+    return FileResponse(STATIC / name, media_type="text/html", headers=_headers(policy))
+
+
+def _headers(policy: str) -> dict[str, str]:
+    return {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": _ASK_AGAIN}
 
 
 class _Files(StaticFiles):

@@ -55,6 +55,24 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         "export metrics under the names of vLLM, too; dashboards and alerts for vLLM then work",
         group="observability",
     )
+    enable_force_include_usage: bool = flag(
+        False,
+        "put the token counts into every chunk of every stream, as if its request set stream_options.include_usage and "
+        "continuous_usage_stats",
+        group="network",
+    )
+    fingerprint_mode: str = flag(
+        "full",
+        "system_fingerprint of answers; full, hash: version of the weights, custom: --fingerprint-value, none: null",
+        group="network",
+        choices=("full", "hash", "custom", "none"),
+    )
+    fingerprint_value: str | None = flag(
+        None, "system_fingerprint of all answers, with --fingerprint-mode custom", group="network"
+    )
+    disable_fastapi_docs: bool = flag(
+        False, "do not serve the documentation of the API (/docs, /openapi.json)", group="network"
+    )
     request_timeout: float | None = flag(
         None,
         "longest time of a REST request in seconds, after which it ends with 504; X-Request-Timeout of a request can "

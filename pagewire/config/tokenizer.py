@@ -57,6 +57,12 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListen
         group="model",
         kind="json",
     )
+    structured_outputs_config: str | None = flag(
+        None,
+        'JSON object of defaults for the form of outputs; `{"disable_any_whitespace": true}`: no whitespace in JSON',
+        group="model",
+        kind="json",
+    )
     enable_tokenizer_info_endpoint: bool = flag(
         False, "let clients read the chat template and the special tokens (/tokenizer_info)", group="model"
     )

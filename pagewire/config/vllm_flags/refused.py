@@ -74,11 +74,6 @@ FLAGS = [
     ),
     # The API
     *_refused(
-        "a request sets it: structured_outputs.disable_any_whitespace",
-        "guided-decoding-disable-any-whitespace",
-        takes="switch",
-    ),
-    *_refused(
         "the JSON schema of a request says which properties are allowed",
         "guided-decoding-disable-additional-properties",
         takes="switch",

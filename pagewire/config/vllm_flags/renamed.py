@@ -55,6 +55,12 @@ FLAGS = [
         values={"True": {"limit_mm_per_prompt": "image=0"}, "False": {}},
         takes="switch",
     ),
+    _becomes(
+        "guided-decoding-disable-any-whitespace",
+        "structured_outputs_config",
+        values={"True": {"structured_outputs_config": '{"disable_any_whitespace": true}'}, "False": {}},
+        takes="switch",
+    ),
     _becomes("device-memory-utilization", "gpu_memory_utilization"),
     _becomes("kv-cache-memory", "kv_cache_memory_bytes"),
     _becomes("mamba-block-size", "state_block_size"),

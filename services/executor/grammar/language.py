@@ -11,7 +11,6 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from pagewire.files.json_counts import json_fault
 from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
 from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.structural_tag import from_structural_tag
@@ -73,7 +72,7 @@ def _from_schema(grammar: Grammar) -> str:
     try:
         schema = json.loads(grammar.json_schema)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"json_schema is not JSON: {json_fault(error)}") from error
+        raise GrammarError(f"json_schema is not JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise GrammarError("json_schema must be an object, true or false")
     options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}

@@ -82,3 +82,13 @@ def test_libraries_come_with_license_and_version() -> None:
     for folder in folders:
         name, _, version = folder.name.rpartition("-")
         assert (folder / "LICENSE").is_file() and f"`{folder.name}`" in readme and f"{name}) {version}" in readme
+
+
+async def test_documentation_can_be_off(fake: FakeTokenizer, address: str) -> None:
+    async with running_gateway(address, disable_fastapi_docs=True) as client:
+        for path in ("/docs", "/openapi.json"):
+            answer = await client.get(path)
+            assert answer.status_code == 404 and "see /docs" not in answer.text
+        page = await client.get("/")
+        assert page.status_code == 200 and "docs" not in page.text
+        assert (await client.get("/v1/chat/completions")).headers["allow"] == "POST"

@@ -152,7 +152,7 @@ def test_spellings_that_mean_the_same_are_taken_without_a_word(
         ),
         (["-O3"], {}, "-O3: ignored: models are not compiled"),
         (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: the log has one line for each request"),
-        (["--structured-outputs-config.backend=xgrammar"], {}, "ignored: grammars are compiled by the executor"),
+        (["--guided-decoding-backend=xgrammar"], {}, "ignored: grammars are compiled by the executor"),
         (["--swap-space", "4"], {}, "--swap-space: ignored: a preempted request is computed again"),
         (["--trust-remote-code"], {}, "--trust-remote-code: ignored: code in a checkpoint is never run"),
         (["--tokenizer-pool-size", "0"], {"tokenizer_pool_size": None}, "ignored: there is always a pool"),

@@ -1,0 +1,34 @@
+"""What the operator's flags add to all answers."""
+
+from dataclasses import dataclass
+
+from pagewire.config import GatewayConfig
+from pagewire.errors import StartupError
+from pagewire.gateway.core.app_state import AppState
+
+
+@dataclass(frozen=True)
+class AnswerStyle:
+    """forces_usage: streams contain the usage, in each chunk, whether or not the request asks for it."""
+
+    forces_usage: bool = False
+    fingerprint_mode: str = "full"
+    fingerprint_value: str | None = None
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> "AnswerStyle":
+        """Raises StartupError."""
+        if (config.fingerprint_mode == "custom") != (config.fingerprint_value is not None):
+            raise StartupError(
+                "--fingerprint-mode custom and --fingerprint-value belong together: give both, or none of them"
+            )
+        return cls(config.enable_force_include_usage, config.fingerprint_mode, config.fingerprint_value)
+
+    def fingerprint(self, weights_version: str | None) -> str | None:
+        """Returns the `system_fingerprint` of an answer."""
+        if self.fingerprint_mode in ("custom", "none"):
+            return self.fingerprint_value
+        return weights_version
+
+
+STYLE = AppState[AnswerStyle]("style")
