@@ -23,6 +23,12 @@ from pagewire.gateway.http.cors import Cors
 logger = logging.getLogger(__name__)
 
 
+_HINTS = {
+    "tls": "tls: clients speak TLS to a port without it: use http://, or serve TLS with --ssl-certfile",
+    "plain_text": "plain_text: clients speak HTTP to a port with TLS: use https://",
+}
+
+
 class Phase(enum.Enum):
     HANDSHAKE = "handshake"  # of TLS
     IDLE = "idle"  # before the first byte of a request
@@ -139,12 +145,20 @@ class Connections:
         now = time.monotonic()
         if self._closed and now - self._logged_at >= self.limits.log_every_s:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self._closed.items()))
+            hints = dict.fromkeys(hint for reason in sorted(self._closed) if (hint := _hint(reason)))
             logger.warning(
-                "connections closed: %s; %d of at most %d are open (raise `ulimit -n` for more)",
-                reasons, len(self), self.limits.connections,
+                "connections closed: %s; %d of at most %d are open%s",
+                reasons, len(self), self.limits.connections, "".join(f"; {hint}" for hint in hints),
             )  # fmt: skip
             self._closed.clear()
             self._logged_at = now
+
+
+def _hint(reason: str) -> str:
+    """Returns the remedy for connections that are closed for a reason; "" if it is their clients' alone."""
+    if reason == "refused" or reason.endswith("_for_new"):
+        return "raise `ulimit -n` for more"
+    return _HINTS.get(reason, "")
 
 
 def _since(connections: dict[Any, float], before: float) -> Iterator[Any]:

@@ -20,6 +20,8 @@ from pagewire.gateway.http.upgrade import head_without_offer
 # Headers of which two servers might take different ones.
 _SINGLE = frozenset({b"authorization", b"content-type", b"host", b"x-api-key"})
 
+_TLS = b"\x16\x03"  # the first bytes of a handshake
+
 # Seconds after each probe of a client that has ended its side: enough for the round trip to most clients.
 _PROBES = (0.01, 0.05, 0.2, 0.5, 5.0)  # the last one again and again: the client may leave later
 # Seconds between two looks at a connection of which nothing is read.
@@ -85,7 +87,10 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("")
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Returns whether the connection stays open: a client may end its side alone, after a whole request."""
+        """Returns whether the connection stays open: a client may end its side alone, after a whole request.
+
+        Not with TLS: asyncio ends a connection in both directions when its client ends one.
+        """
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self._parsing is not Phase.IDLE or not is_answering or self.transport.get_extra_info("sslcontext"):
             return False
@@ -201,7 +206,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Ends the connection after invalid data; uvicorn's own method would log a line for each."""
-        self._connections.count("invalid")
+        self._connections.count("tls" if self._data.startswith(_TLS) and not self.url else "invalid")
         self.give_up(self._error)
 
     def give_up(self, error: ApiError | None = None) -> None:

@@ -103,6 +103,22 @@ async def test_a_client_without_tls_gets_an_error(fake: FakeTokenizer, address: 
         assert closed("plain_text") == before + 1
 
 
+async def test_the_log_names_clients_of_the_wrong_protocol(
+    fake: FakeTokenizer, address: str, issued: Issued, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = Limits(log_every_s=0, head_s=0.1)
+    async with running(address, issued, limits=limits) as client, connected(client) as plain:
+        await plain.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: "plain_text: clients speak HTTP to a port with TLS: use https://" in caplog.text)
+    async with running_gateway(address, limits=limits) as without:
+        with pytest.raises(ssl.SSLError):
+            await asyncio.open_connection(
+                without.base_url.host, without.base_url.port, ssl=client_context(issued), server_hostname="localhost"
+            )
+        await eventually(lambda: "tls: clients speak TLS to a port without it: use http://" in caplog.text)
+    assert "ulimit" not in caplog.text and "1 tls" in caplog.text
+
+
 async def test_a_certificate_is_wanted_of_all_but_probes(
     fake: FakeTokenizer, address: str, issued: Issued, ca: Authority, tmp_path: Path
 ) -> None:
