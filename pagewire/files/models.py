@@ -16,7 +16,7 @@ def default_served_name(model: str) -> str:
     """Returns the name of the model for clients, without --served-model-name."""
     path = Path(model)
     if model in WHEEL_MODELS or not path.exists():
-        return model
+        return path.name if path.is_absolute() else model
     path = path.resolve()
     return path.name if path.is_dir() else path.stem
 

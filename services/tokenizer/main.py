@@ -16,6 +16,7 @@ from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.images.images import make_image_reader
 from pagewire.services.tokenizer.parsers.reading import ParsedReading
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
+from pagewire.services.tokenizer.parsers.structured_outputs import disables_whitespace
 from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.record import ACCOUNTS
@@ -122,7 +123,10 @@ def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: Scheduler
     """Composes the path of requests for text from its parts. Raises StartupError."""
     defaults = read_generation_defaults(config, _model_path(config, pool.codec.path))
     try:
-        return TextGenerator(pool, link, served_names(config), ParsedReading(make_parsers(config, pool)), defaults)
+        reading = ParsedReading(
+            make_parsers(config, pool), json_has_whitespace=not disables_whitespace(config.structured_outputs_config)
+        )
+        return TextGenerator(pool, link, served_names(config), reading, defaults)
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
 
@@ -148,7 +152,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
         generator,
         partial(generate, generator),
         Vectors(generator),
-        config.model,
+        default_served_name(config.model),
         exposes_tokenizer=config.enable_tokenizer_info_endpoint,
         seed=config.seed,
     )

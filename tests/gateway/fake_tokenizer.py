@@ -395,7 +395,7 @@ class FakeTokenizer(
             models=[
                 inference_pb2.Model(
                     id=name,
-                    root="/models/fake",
+                    root="fake",
                     max_model_len=self.max_model_len,
                     create_time={"seconds": 1700000000},
                     kind=self.kind,

@@ -10,6 +10,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from pagewire.gateway.operation.exposition.text import Family, labels_of, labels_text, parsed, quoted, written
 from pagewire.gateway.operation.exposition.vllm_names import vllm_families
 from pagewire.v1.admin_pb2 import ServiceMetrics
+from pagewire.wire.addresses import without_directories
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
     for service in services:
         own = {"service": quoted(service.service)}
         if counts[service.service] > 1:
-            own["address"] = quoted(service.address)
+            own["address"] = quoted(without_directories(service.address))
         of_process, of_model = _Labelled(own), _Labelled({**own, "model_name": quoted(model_name)})
         for family in parsed(service.exposition):
             merged = families.setdefault(family.name, Family(family.name, family.kind, family.documentation))

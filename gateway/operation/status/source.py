@@ -23,6 +23,7 @@ from pagewire.gateway.operation.status.bodies import (
 )
 from pagewire.v1 import admin_pb2
 from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
+from pagewire.wire.addresses import without_directories
 from pagewire.wire.admin import Neighbour, each_once, own_status, status_behind
 
 _STATES = {
@@ -107,8 +108,8 @@ def _health(one: ServiceStatus) -> ServiceHealth:
     return ServiceHealth(
         service=one.service,  # type: ignore[arg-type]
         state=_STATES.get(one.state, "not_serving"),  # type: ignore[arg-type]
-        address=one.address,
-        detail=one.detail,
+        address=without_directories(one.address),
+        detail=without_directories(one.detail),
         pid=one.pid,
         uptime_seconds=round(one.uptime_seconds, 1),
         cpus=one.cpus,
@@ -127,7 +128,7 @@ def _latencies(recent: Sequence[admin_pb2.RecentLatency]) -> RecentLatencies:
 
 def _replica(one: admin_pb2.ReplicaStatus, ranks: Iterable[admin_pb2.RankStatus]) -> ReplicaState:
     return ReplicaState(
-        address=one.address,
+        address=without_directories(one.address),
         attached=one.is_attached,
         running=one.num_running,
         max_num_seqs=one.max_num_seqs,

@@ -12,7 +12,6 @@ from pagewire.services.tokenizer.output.text_stream import OutputOptions
 from pagewire.services.tokenizer.prompts.prompts import Prompt
 from pagewire.services.tokenizer.received import Received
 from pagewire.services.tokenizer.templates.chat_messages import check_messages, image_urls
-from pagewire.services.tokenizer.templates.structured_outputs import keep_defaults_of_json
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
@@ -87,8 +86,6 @@ def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.Sampl
     params = common_pb2.SamplingParams()
     params.CopyFrom(defaults)
     params.MergeFrom(given)
-    if defaults.HasField("grammar"):
-        keep_defaults_of_json(params)
     if defaults.HasField("max_tokens"):  # a limit of all requests, as in vLLM
         params.max_tokens = max(min(params.max_tokens, defaults.max_tokens), given.min_tokens)
     if not params.HasField("seed"):

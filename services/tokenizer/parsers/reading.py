@@ -6,6 +6,7 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.output.reading import OutputReader
 from pagewire.services.tokenizer.parsers.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
+from pagewire.services.tokenizer.parsers.structured_outputs import disable_whitespace
 from pagewire.v1.common_pb2 import SamplingParams
 from pagewire.v1.inference_pb2 import GenerateRequest
 
@@ -13,14 +14,17 @@ from pagewire.v1.inference_pb2 import GenerateRequest
 class ParsedReading:
     """Reads the outputs of one model."""
 
-    def __init__(self, parsers: OutputParsers) -> None:
+    def __init__(self, parsers: OutputParsers, *, json_has_whitespace: bool = True) -> None:
         self._parsers = parsers
+        self._json_has_whitespace = json_has_whitespace
 
     def marks(self, request: GenerateRequest) -> frozenset[str]:
         return self._parsers.marks(request.output_parsing)
 
     def constrain(self, request: GenerateRequest, params: SamplingParams) -> None:
         given = params.grammar if params.HasField("grammar") else None
+        if given is not None and not self._json_has_whitespace:
+            disable_whitespace(given)
         grammar = grammar_with_calls(request, given, self._parsers)
         if grammar is not None and grammar is not given:
             params.grammar.CopyFrom(grammar)

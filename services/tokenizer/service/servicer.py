@@ -45,7 +45,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         exposes_tokenizer: bool,
         seed: int | None = None,
     ) -> None:
-        """root: name or path of the model that was loaded. exposes_tokenizer: GetTokenizerInfo answers. seed: that of
+        """root: name of the model that was loaded. exposes_tokenizer: GetTokenizerInfo answers. seed: that of
         the server, for requests without one."""
         self._seed = seed
         self._exposes_tokenizer = exposes_tokenizer

@@ -10,7 +10,6 @@ from pagewire.config.sampling_checks import check_value
 from pagewire.config.sampling_params import BY_NAME
 from pagewire.errors import InvalidRequest, StartupError
 from pagewire.files.json_file import read_json_object
-from pagewire.services.tokenizer.templates.structured_outputs import read_structured_outputs
 from pagewire.v1.common_pb2 import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -49,8 +48,7 @@ def read_generation_defaults(config: TokenizerConfig, model_path: Path) -> Sampl
             for name, value in defaults.items()
         )
         logger.info("defaults of requests: %s (--generation-config vllm ignores the model's)", listed)
-    grammar = read_structured_outputs(config.structured_outputs_config)
-    return SamplingParams(**defaults, grammar=grammar)  # type: ignore[arg-type]  # the types are those of the table
+    return SamplingParams(**defaults)  # type: ignore[arg-type]  # the fields' types are those of the table
 
 
 def _read_json(file: Path) -> dict[str, Any]:

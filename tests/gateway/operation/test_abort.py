@@ -181,7 +181,11 @@ async def test_what_is_served(line: TokenizerLine, gateways) -> None:
     for method, path in (("GET", "/ping"), ("POST", "/ping"), ("GET", "/ready")):
         assert (await client.request(method, path)).json() == {"status": "ok"}
     info = (await client.get("/model_info")).json()
-    assert (info["is_generation"], info["served_model_name"], info["model_path"]) == (True, "m", line.config.model)
+    assert (info["is_generation"], info["served_model_name"], info["model_path"]) == (
+        True,
+        "m",
+        Path(line.config.model).stem,
+    )
     assert (await client.get("/get_model_info")).json() == info
     server = (await client.get("/server_info")).json()
     assert (server["served_model_names"], server["num_requests"]) == (["m"], 0)

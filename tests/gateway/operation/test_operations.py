@@ -29,7 +29,7 @@ TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 async def test_models(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     models = [model async for model in ai.models.list()]
     assert [model.id for model in models] == ["fake", "alias"]
-    assert (models[0].object, models[0].max_model_len, models[0].root) == ("model", 1000, "/models/fake")
+    assert (models[0].object, models[0].max_model_len, models[0].root) == ("model", 1000, "fake")
     fake.models.append("org/name")
     assert (await ai.models.retrieve("org/name")).id == "org/name"
 

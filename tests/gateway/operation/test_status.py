@@ -69,7 +69,9 @@ def line_status(num_used: int) -> GetStatusResponse:
                     num_running=2, num_waiting=1, generation_tokens_per_second=12.5, replicas=[replica]
                 ),
             ),
-            ServiceStatus(service="executor", state=unreachable, address="unix:/e1", detail="UNAVAILABLE: gone"),
+            ServiceStatus(
+                service="executor", state=unreachable, address="unix:/tmp/run/e1", detail="UNAVAILABLE: gone"
+            ),
             ServiceStatus(service="executor", state=serving, address="unix:/e0", executor=ExecutorStatus(ranks=ranks)),
         ]
     )

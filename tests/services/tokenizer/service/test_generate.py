@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -160,7 +161,7 @@ async def test_models(make_line, pool) -> None:
     assert "'four'" in details and "one, two, three" in details
     assert [model.id for model in models] == ["one", "two", "three"]
     assert (models[0].max_model_len, models[0].has_chat_template) == (1000, True)
-    assert models[0].root == line.config.model
+    assert models[0].root == Path(line.config.model).stem
 
 
 async def test_tokenize_and_detokenize(make_line, pool, tokens) -> None:

@@ -2,7 +2,7 @@
 
 from pagewire.config import json_object
 from pagewire.errors import StartupError
-from pagewire.v1.common_pb2 import Grammar, SamplingParams
+from pagewire.v1.common_pb2 import Grammar
 
 _FLAG = "--structured-outputs-config"
 # Keys of vLLM's. One engine serves all forms, so it has no backends to choose from or to fall back on.
@@ -16,8 +16,8 @@ _REFUSED = {
 _WHITESPACE = "disable_any_whitespace"
 
 
-def read_structured_outputs(text: str | None) -> Grammar | None:
-    """Returns the defaults for grammars, in one without a form; None if there are none. Raises StartupError."""
+def disables_whitespace(text: str | None) -> bool:
+    """Returns whether JSON has no whitespace by default. Raises StartupError."""
     content = json_object.loads(text) if text else {}
     if unknown := sorted(content.keys() - {*_BACKENDS, *_REFUSED, _WHITESPACE}):
         known = ", ".join((_WHITESPACE, *_BACKENDS))
@@ -26,13 +26,10 @@ def read_structured_outputs(text: str | None) -> Grammar | None:
         raise StartupError(f"{_FLAG}: {refused} is not supported: {_REFUSED[refused]}")
     if not isinstance(value := content.get(_WHITESPACE, False), bool):
         raise StartupError(f"{_FLAG}: {_WHITESPACE} is {value!r}; it must be true or false")
-    return Grammar(disable_any_whitespace=True) if value else None
+    return value
 
 
-def keep_defaults_of_json(params: SamplingParams) -> None:
-    """Removes the defaults from parameters for which they have no meaning: those of other forms, and of none."""
-    grammar = params.grammar
-    if (form := grammar.WhichOneof("form")) is None:
-        params.ClearField("grammar")
-    elif form != "json_schema" or grammar.HasField("whitespace_pattern"):
-        grammar.disable_any_whitespace = False
+def disable_whitespace(grammar: Grammar) -> None:
+    """Applies the default to a grammar of JSON that does not name its whitespace."""
+    if grammar.WhichOneof("form") == "json_schema" and not grammar.HasField("whitespace_pattern"):
+        grammar.disable_any_whitespace = True
