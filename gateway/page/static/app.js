@@ -4,13 +4,17 @@ import { events, request } from "./api.js";
 import * as chat from "./chat.js";
 import { byId } from "./dom.js";
 import * as engine from "./engine.js";
+import * as vectors from "./vectors.js";
 
 const RETRY_MS = 1500;
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
+let first = "chat"; // the view beside the engine: "chat" or "vectors"
+
 function showView() {
   const isEngine = location.hash === "#engine";
-  byId("chat").hidden = isEngine;
+  byId("chat").hidden = isEngine || first !== "chat";
+  byId("vectors").hidden = isEngine || first !== "vectors";
   byId("engine").hidden = !isEngine;
   for (const [id, current] of [["to-chat", !isEngine], ["to-engine", isEngine]]) {
     if (current) byId(id).setAttribute("aria-current", "page");
@@ -18,6 +22,14 @@ function showView() {
   }
   document.title = isEngine ? "Engine – Pagewire" : "Pagewire";
   if (isEngine) engine.redraw();
+}
+
+/** Offers embeddings instead of a chat, for a model that does not generate. */
+function offerVectors(model) {
+  first = "vectors";
+  byId("to-chat").textContent = "Embeddings";
+  vectors.start(model);
+  showView();
 }
 
 function showHealth(state, text, detail = "") {
@@ -81,6 +93,6 @@ async function watchReadiness() {
 
 addEventListener("hashchange", showView);
 engine.start();
-chat.start();
+chat.start(offerVectors);
 showView();
 watch();

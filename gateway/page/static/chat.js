@@ -170,26 +170,29 @@ function submit() {
   say(content);
 }
 
-async function listModels() {
+async function listModels(offerVectors) {
   const picker = byId("model");
   const models = (await (await request("v1/models")).json()).data;
   picker.replaceChildren(...models.map(({ id }) => make("option", { value: id, textContent: id })));
   byId("empty-model").textContent = models[0]?.id ?? "the model";
+  if (models.length && !(await (await request("model_info")).json()).is_generation) offerVectors(models[0].id);
+  settings.showDefaults(models[0]);
   picker.addEventListener("change", () => (byId("empty-model").textContent = picker.value));
 }
 
 /** Retries until there is an answer: the services may still be loading. */
-async function listModelsSoon() {
+async function listModelsSoon(offerVectors) {
   for (;;) {
     try {
-      return await listModels();
+      return await listModels(offerVectors);
     } catch {
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }
 }
 
-export function start() {
+/** offerVectors: called with the model if it does not generate. */
+export function start(offerVectors) {
   settings.start();
   for (const text of STARTERS) byId("starters").append(make("button", { type: "button", textContent: text, onclick: () => running || say(text) }));
   for (const message of JSON.parse(sessionStorage.getItem(STORED) ?? "[]")) add(message);
@@ -208,5 +211,5 @@ export function start() {
   document.addEventListener("keydown", (event) => event.key === "Escape" && stop());
   byId("stop").addEventListener("click", stop);
   byId("new-chat").addEventListener("click", newChat);
-  listModelsSoon();
+  listModelsSoon(offerVectors);
 }

@@ -2,6 +2,11 @@
 
 const key = sessionStorage.getItem("pagewire.key");
 
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", paint);
+paint();
+
 window.SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#swagger-ui",

@@ -24,12 +24,10 @@ async def test_json_has_no_whitespace_if_the_operator_says_so(tmp_path: Path) ->
         "another form": (grammar("regex"), False),
         "no form": (common_pb2.SamplingParams(seed=1), None),
     }
-    async with TokenizerLine(
-        tmp_path,
-        FakeScheduler(lambda request: [50, EOS]),
-        save_byte_level(tmp_path / "m"),
-        structured_outputs_config=flag,
-    ).running() as line:
+    model = save_byte_level(tmp_path / "m")
+    (model / "config.json").write_text("{}")
+    scheduler = FakeScheduler(lambda request: [50, EOS])
+    async with TokenizerLine(tmp_path, scheduler, model, structured_outputs_config=flag).running() as line:
         for name, (params, expected) in requests.items():
             await line.generate(text="a", sampling_params=params)
             sent = line.scheduler.requests[-1].sampling_params
