@@ -24,7 +24,8 @@ MAX_PAIR_CHARACTERS = 128 * 1024 * 1024
 
 
 def names_of(body: Any) -> dict[str, str]:
-    """Returns the body's names for fields of the tokenizer's calls."""
+    """Returns the body's names for fields of the tokenizer's calls, and for the scheduler's: there, each text is the
+    prompt of a request."""
     if isinstance(body, CohereEmbedRequest):
         return {
             "inputs": "texts",
@@ -36,11 +37,13 @@ def names_of(body: Any) -> dict[str, str]:
         return {"pairs": "documents", "prompt": "documents"}
     if isinstance(body, ScoreRequest):
         second = next(name for _, name in SIDES if getattr(body, name) is not None)
-        return {"pairs": second} | ({} if isinstance(getattr(body, second), list) else {"pairs[0]": second})
+        return {"pairs": second, "prompt": second} | (
+            {} if isinstance(getattr(body, second), list) else {"pairs[0]": second}
+        )
     if not isinstance(body, InputParameters):
         return {}
     if body.input is None:
-        return {"inputs[0].chat": "messages", "inputs[0]": "messages"}
+        return {"inputs[0].chat": "messages", "inputs[0]": "messages", "prompt": "messages"}
     is_list = isinstance(body.input, list) and not isinstance(body.input[0], int)
     return {"inputs": "input", "prompt": "input"} | ({} if is_list else {"inputs[0]": "input"})
 

@@ -13,7 +13,11 @@ import openai
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.field_names import rename
 from pagewire.gateway.vectors import answer, calls, translate
+from pagewire.gateway.vectors.bodies.cohere import CohereEmbedRequest
+from pagewire.gateway.vectors.bodies.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from pagewire.v1 import common_pb2, inference_pb2
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import access_lines, eventually, running_gateway, wait_ready
@@ -328,3 +332,19 @@ async def test_other_names_of_truncation(client: httpx.AsyncClient, fake: FakeTo
         assert (found, options.truncate_start) == (most, cuts_start)
     both = {"input": "abc", "truncate": True, "truncate_prompt_tokens": 5}
     assert (await client.post(EMBEDDINGS, json=both)).json()["error"]["param"] == "truncate"
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (EmbeddingRequest(input=[5]), "input"),
+        (EmbeddingRequest(messages=[{"role": "user", "content": "a"}]), "messages"),
+        (RerankRequest(query="a", documents=["b"]), "documents"),
+        (ScoreRequest(text_1="a", text_2="b"), "text_2"),
+        (CohereEmbedRequest(texts=["a"]), "texts"),
+    ],
+)
+def test_a_fault_that_the_scheduler_finds_has_the_clients_name(body: Any, name: str) -> None:
+    found = ("prompt_token_ids", "prompt_token_ids contains 5; the vocabulary is 0 to 4")
+    error = rename(ApiError(400, "", violations=[found]), translate.names_of(body))
+    assert (error.param, error.message) == (name, f"{name} contains 5; the vocabulary is 0 to 4")
