@@ -50,6 +50,7 @@ from pagewire.gateway.store import Bound, Bounds, Store, open_log
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.telemetry import metrics
 from pagewire.wire.addresses import is_loopback
+from pagewire.wire.discovery import discover
 from pagewire.wire.keys import Door
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 
@@ -77,7 +78,8 @@ class Parts:
     @classmethod
     def of(cls, config: GatewayConfig, store: Store, tls: ServiceTls = NO_TLS) -> "Parts":
         """Raises StartupError."""
-        tokenizer, generations = TokenizerClient(config, tls), Generations()
+        found = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
+        tokenizer, generations = TokenizerClient(found, config, tls), Generations()
         files = Files(store, config.max_file_bytes, config.file_store_size)
         stored = Bound(config.max_stored_responses, config.response_store_size)
         responses = Responses(store, stored, config.response_store_ttl)

@@ -15,8 +15,8 @@ from starlette.types import Scope
 from pagewire.gateway.core.encoding import json_response
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
-from pagewire.gateway.core.reading.validation import from_validation
 from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.core.validation import from_validation
 from pagewire.wire.rpc import RpcError
 
 RETRY_AFTER_S = 1

@@ -12,7 +12,7 @@ from pagewire.v1.common_pb2 import RequestContext
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import OpenCall, Pings, ResubmittingLink
 

@@ -1,4 +1,4 @@
-"""What the operator's flags add to all answers."""
+"""The parts of all answers that the operator's flags set."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from pagewire.gateway.core.app_state import AppState
 
 @dataclass(frozen=True)
 class AnswerStyle:
-    """forces_usage: streams contain the usage, in each chunk, whether or not the request asks for it."""
+    """The flags for usage and fingerprints."""
 
-    forces_usage: bool = False
+    forces_usage: bool = False  # streams contain it in each chunk, whether or not the request asks for it
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
 

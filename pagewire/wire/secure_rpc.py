@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.config import TlsConfig
 from pagewire.wire import rpc
-from pagewire.wire.discovery import Listed
+from pagewire.wire.discovery.listed import Listed
 from pagewire.wire.tls import GRPC_WITH_TLS, NO_FILES, Certificates, Files, Loaded, certificates_of, why_unavailable
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pagewire.services.scheduler.speculation.speculation import Speculation
 from pagewire.services.scheduler.suspicion.suspects import Suspects
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.weights.rollout import Rollout
-from pagewire.wire.discovery import Discovery
+from pagewire.wire.discovery.listed import Discovery
 
 
 def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:

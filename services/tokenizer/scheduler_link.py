@@ -20,7 +20,7 @@ from pagewire.v1.scheduler_link_pb2 import (
     TokenSubmission,
 )
 from pagewire.v1.scheduler_link_pb2_grpc import SchedulerLinkServiceStub
-from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.status import error_details
 from pagewire.wire.streams import Affinity, LinkedRequest, OpenCall, Peer, Pings, ResubmittingLink

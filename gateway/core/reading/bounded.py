@@ -14,14 +14,12 @@ from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from pagewire.gateway.core.reading.names import Refused, check_names
+from pagewire.gateway.core.validation import BRANCH, TAGGED
 
 # Items of a list other than numbers and texts, such as messages or parts of their content.
 MAX_OBJECTS_IN_LIST = 10_000
 # Members of an object of a declared type, which has a hundred fields or so.
 MAX_OBJECT_MEMBERS = 1_000
-# In the location of an error: a branch of a union, and what follows the tag of a branch. Members may have these names,
-# so the names that pydantic gives to branches could be mistaken for members.
-BRANCH, TAGGED = "\0branch", "\0tagged"
 _OPAQUE = frozenset({"metadata", "config", "cls", "default", "serialization", "expected"})
 _HAS_BOUNDS = "pagewire_has_bounds"
 _PIECE = 16  # members of a map that are validated at once

@@ -4,16 +4,20 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
 from pagewire.files.json_counts import COUNTED_BYTES, TooManyValues, check_counts
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.validation import path_of
 
 # Of an integer. Reading one takes the square of their number.
 MAX_DIGITS = 640
 _PIECE = 4 * 1024 * 1024  # bytes that are searched in one turn of the event loop
+
+_ANY = object()  # any item of a list
 
 # Half of a surrogate pair: two halves make a character, a lone half is invalid.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -61,3 +65,35 @@ async def _has_escaped_surrogates(content: bytes) -> bool:
         if start + _PIECE < len(content):
             await asyncio.sleep(0)
     return False
+
+
+def with_integers(errors: Sequence[Mapping[str, Any]], body: object) -> bool:
+    """Replaces floats such as 16.0 by integers where these are required, and returns whether there were any.
+
+    Only the first wrong item of a list is reported, so all items are looked at, in all lists of this place.
+    """
+    wrong = [path_of(error) for error in errors if error["type"] == "int_type"]
+    places = {tuple(_ANY if isinstance(part, int) else part for part in path) for path in wrong}
+    found = [_make_integers(body, place) for place in places]
+    return any(found)
+
+
+def _make_integers(value: Any, place: tuple[Any, ...]) -> bool:
+    """Replaces the floats at a place below a value; returns whether there were any."""
+    if not place:
+        return False
+    part, *rest = place
+    if isinstance(value, list) and part is _ANY:
+        keys: Iterable[Any] = range(len(value))
+    elif isinstance(value, dict) and part in value:
+        keys = (part,)
+    else:
+        return False
+    found = False
+    for key in keys:
+        item = value[key]
+        if rest:
+            found = _make_integers(item, tuple(rest)) or found
+        elif isinstance(item, float) and item.is_integer():
+            value[key], found = int(item), True
+    return found

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.reading.integers import with_integers
-from pagewire.gateway.core.reading.json_content import parse_json
+from pagewire.gateway.core.reading.json_content import parse_json, with_integers
 
 Model = TypeVar("Model", bound=BaseModel)
 

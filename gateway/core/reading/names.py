@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
+from pagewire.gateway.core.validation import OF_MEMBER
+
 _LONGEST_NAME = 64  # that is worth a hint: finding one takes its square
-# The kind of the errors that are raised here, and of others that name a member of the object at their place.
-OF_MEMBER = "of_member"
 
 
 class Refused(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from pagewire.wire.discovery import Listed
+from pagewire.wire.discovery.listed import Listed
 from pagewire.wire.streams.link import Link, OpenCall
 from pagewire.wire.streams.pings import Pings
 from pagewire.wire.streams.stream_end import StreamEnd

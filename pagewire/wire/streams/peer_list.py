@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.streams.peer import Peer
 
 logger = logging.getLogger(__name__)

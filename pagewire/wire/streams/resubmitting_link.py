@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.balancing import Affinity, Popularity, choose, preferred_of
 from pagewire.wire.streams.link import MAX_BACKOFF_S, OpenCall

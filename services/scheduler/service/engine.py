@@ -35,7 +35,7 @@ from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, St
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
-from pagewire.wire.discovery import Discovery
+from pagewire.wire.discovery.listed import Discovery
 from pagewire.wire.rpc import RpcError, timeout_of
 from pagewire.wire.streams import Draining
 

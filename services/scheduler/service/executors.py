@@ -14,7 +14,7 @@ import grpc
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
-from pagewire.wire.discovery import Discovery, Listed
+from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)

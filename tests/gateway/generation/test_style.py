@@ -1,4 +1,4 @@
-"""What the operator's flags add to answers."""
+"""The parts of answers that the operator's flags set."""
 
 import json
 from typing import Any

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.reading.bounded import BRANCH, TAGGED
-from pagewire.gateway.core.reading.names import OF_MEMBER
 
+# In the location of an error: a branch of a union, and what follows the tag of a branch. Members may have these names,
+# so the names that pydantic gives to branches could be mistaken for members.
+BRANCH, TAGGED = "\0branch", "\0tagged"
+# The kind of errors that name a member of the object at their place.
+OF_MEMBER = "of_member"
 _SHOULD_BE = "input should be "
 _AN_OBJECT = "input should be a valid object"
 _OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
