@@ -106,7 +106,7 @@ class ChatAnswer:
         return ChatDelta(function_call=chunk.function) if self._has_functions else ChatDelta(tool_calls=[chunk])
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
-        self._writer.end(out, usage)
+        self._writer.end(out, usage, metrics=self._head.metrics)
 
     def error(self, out: list[bytes], error: ApiError) -> None:
         self._writer.error(out, error)
@@ -121,6 +121,7 @@ class ChatAnswer:
             system_fingerprint=self._head.style.fingerprint(fingerprint(generations)),
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage.info(),
+            metrics=self._head.metrics,
             service_tier=self._tier,
             prompt_token_ids=generations[0].prompt_token_ids if self._return_token_ids else UNSET,
             prompt_logprobs=UNSET

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core.body import Body
+from pagewire.gateway.generation.timing import RequestMetrics
 from pagewire.gateway.schema.answers import ChatLogprobs, FinishReason, PromptEntries, StopReason, UsageInfo
 from pagewire.gateway.schema.chat_messages import ChatPromptParameters, Messages
 from pagewire.gateway.schema.field import field, required
@@ -102,6 +103,7 @@ class ChatCompletion(Body, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: UsageInfo
+    metrics: RequestMetrics | UnsetType | None = UNSET
     service_tier: Literal["default"] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: list[PromptEntries | None] | UnsetType | None = UNSET
@@ -154,4 +156,5 @@ class ChatCompletionChunk(Body, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType | None = UNSET
     service_tier: Literal["default"] | UnsetType = UNSET

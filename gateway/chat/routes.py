@@ -29,13 +29,14 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     # `logprobs` is a switch; the number is in `top_logprobs`.
     request_context(request.scope).names = names if body.logprobs is None else {**names, "logprobs": "top_logprobs"}
     kept = await KEEPER.of(request).open(request, body)
-    answer = ChatAnswer(body, await head_of(request, body, "chatcmpl"))
+    head = await head_of(request, body, "chatcmpl")
     requests = chat_requests(body)
     return GenerationResponse(
         LINES.of(request).line_of(requests),
         requests,
-        answer,
+        ChatAnswer(body, head),
         stream=bool(body.stream),
         choices_per_prompt=body.n or 1,
         kept=kept,
+        timing=head.timing,
     )

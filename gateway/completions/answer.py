@@ -99,7 +99,7 @@ class CompletionAnswer:
             self._writer.chunk(out, choice, usage, version=generation.weights_version)
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
-        self._writer.end(out, usage)
+        self._writer.end(out, usage, metrics=self._head.metrics)
 
     def error(self, out: list[bytes], error: ApiError) -> None:
         self._writer.error(out, error)
@@ -117,6 +117,7 @@ class CompletionAnswer:
                 for generation, output in zip(generations, outputs, strict=True)
             ],
             usage=usage.info(),
+            metrics=self._head.metrics,
         )
 
     def _choice(

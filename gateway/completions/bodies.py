@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pagewire.config.sampling_params import INT32_MAX, MAX_CHOICES
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.generation.timing import RequestMetrics
 from pagewire.gateway.schema.answers import FinishReason, PromptEntries, StopReason, UsageInfo
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.generation import GenerationParameters
@@ -91,6 +92,7 @@ class Completion(Body, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: UsageInfo
+    metrics: RequestMetrics | UnsetType | None = UNSET
 
 
 class CompletionChunkChoice(Body):
@@ -113,3 +115,4 @@ class CompletionChunk(Body, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[CompletionChunkChoice]
     usage: UsageInfo | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType | None = UNSET

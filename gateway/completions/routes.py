@@ -39,4 +39,5 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
         choices_per_prompt=body.n or 1,
         counts_output=body.max_tokens != 0,
         kept=kept,
+        timing=head.timing,
     )

@@ -60,10 +60,10 @@ class ChunkWriter:
         else:
             out += (self._head, encode(choice), self._end)
 
-    def end(self, out: list[bytes], usage: UsageTotal) -> None:
-        """Writes the last events."""
+    def end(self, out: list[bytes], usage: UsageTotal, **more: Any) -> None:
+        """Writes the last events. more: members of the one with the usage."""
         if self._include_usage:
-            out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info())))
+            out.append(event(msgspec.structs.replace(self._chunk, usage=usage.info(), **more)))
         out.append(DONE)
 
     def error(self, out: list[bytes], error: ApiError) -> None:

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fastapi import Request
+from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.style import STYLE, AnswerStyle
+from pagewire.gateway.generation.timing import RequestMetrics, Timing
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,12 @@ class Head:
     created: int  # Unix time, seconds
     model: str
     style: AnswerStyle
+    timing: Timing | None = None  # with --enable-per-request-metrics
+
+    @property
+    def metrics(self) -> RequestMetrics | UnsetType | None:
+        """The member `metrics` of the answer."""
+        return UNSET if self.timing is None else self.timing.metrics
 
 
 class NamedBody(Protocol):
@@ -33,4 +41,11 @@ async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
     model = body.model or await TOKENIZER.of(request).default_model()
-    return Head(id=f"{prefix}-{context.request_id}", created=context.created, model=model, style=STYLE.of(request))
+    style = STYLE.of(request)
+    return Head(
+        id=f"{prefix}-{context.request_id}",
+        created=context.created,
+        model=model,
+        style=style,
+        timing=Timing(TOKENIZER.of(request)) if style.has_metrics else None,
+    )

@@ -26,6 +26,7 @@ from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.answer import Answer, fingerprint, finish_reason
 from pagewire.gateway.generation.resumable import Outputs, Resumable
+from pagewire.gateway.generation.timing import Timing
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.generation.whole import content_of, send_whole
 from pagewire.telemetry import semconv
@@ -64,6 +65,7 @@ class GenerationResponse(Response):
         counts_output: bool = True,
         ended: Callable[[], Awaitable[None]] | None = None,
         kept: Resumable | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """
         Args:
@@ -71,6 +73,7 @@ class GenerationResponse(Response):
             counts_output: see `UsageTotal`.
             ended: called when the answer is complete, before its end is sent; it may raise ApiError.
             kept: makes the generation resumable.
+            timing: is measured before the answer ends.
         """
         super().__init__()
         self._link = link
@@ -79,7 +82,7 @@ class GenerationResponse(Response):
         self._streaming = stream
         self._choices_per_prompt = choices_per_prompt
         self._ended = ended
-        self._kept = kept
+        self._kept, self._timing = kept, timing
         self._counts_output = counts_output
         self._usage = UsageTotal((), 1)
         self._finish_reasons = [""] * len(requests)
@@ -142,7 +145,7 @@ class GenerationResponse(Response):
                 # In a separate task, so that a token does not wake the layers that wait for the end of the response.
                 await asyncio.create_task(self._stream(reply, context, send, shutdown))
             else:
-                await self._whole(reply, send)
+                await self._whole(reply, context, send)
         except RpcError as error:
             raise from_rpc(error) from error
         finally:
@@ -161,9 +164,14 @@ class GenerationResponse(Response):
             return self._kept.generate(self._link, self._requests, context)
         return self._link.generate(self._requests, streaming=self._streaming, context=context)
 
-    async def _whole(self, reply: Outputs, send: Send) -> None:
+    async def _measure(self, context: RequestContext) -> None:
+        if self._timing is not None:
+            await self._timing.measure(context.request_id, len(self._requests))
+
+    async def _whole(self, reply: Outputs, context: RequestContext, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
+        await self._measure(context)
         content = await content_of(self._answer, reply.choices, outputs, self._usage, self._choices_per_prompt)
         if self._ended is not None:
             await self._ended()
@@ -193,6 +201,7 @@ class GenerationResponse(Response):
                 if events:
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
             last: list[bytes] = []
+            await self._measure(context)
             answer.end(last, usage)
             if self._kept is not None:
                 last = self._kept.event_ids.added(last)

@@ -12,6 +12,7 @@ class AnswerStyle:
     """The flags for usage and fingerprints."""
 
     forces_usage: bool = False  # streams contain it in each chunk, whether or not the request asks for it
+    has_metrics: bool = False  # answers contain the times of their generation
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
 
@@ -22,7 +23,12 @@ class AnswerStyle:
             raise StartupError(
                 "--fingerprint-mode custom and --fingerprint-value belong together: give both, or none of them"
             )
-        return cls(config.enable_force_include_usage, config.fingerprint_mode, config.fingerprint_value)
+        return cls(
+            config.enable_force_include_usage,
+            config.enable_per_request_metrics,
+            config.fingerprint_mode,
+            config.fingerprint_value,
+        )
 
     def fingerprint(self, weights_version: str | None) -> str | None:
         """Returns the `system_fingerprint` of an answer."""

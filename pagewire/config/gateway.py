@@ -61,6 +61,12 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         "continuous_usage_stats",
         group="network",
     )
+    enable_per_request_metrics: bool = flag(
+        False,
+        "put the times of its generation (metrics) into every answer of chats and completions that has one output; "
+        "streams have them beside the usage",
+        group="network",
+    )
     fingerprint_mode: str = flag(
         "full",
         "system_fingerprint of answers; full, hash: version of the weights, custom: --fingerprint-value, none: null",

@@ -196,7 +196,6 @@ _TABLE = (
         "enable-prompt-tokens-details enable-request-id-headers enable-server-load-tracking",
         "answers always contain it",
     ),
-    ("enable-per-request-metrics", "a request sets what its answer contains"),
     ("use-fp64-gumbel", "random numbers come from counters of position and seed"),
     ("enable-offline-docs", "the page at / documents the API and needs no network"),
     ("root-path=", "routes do not depend on it"),
@@ -213,7 +212,7 @@ _TABLE = (
     ("log-config-file= log-error-stack", "--log-level and --log-format configure the log"),
     (
         "show-hidden-metrics-for-version= custom-histogram-buckets= cudagraph-metrics"
-        " per-request-spec-decode-metrics enable-logging-iteration-details",
+        " enable-logging-iteration-details",
         "/metrics always has all metrics that there are (docs/operations.md)",
     ),
     ("kv-cache-metrics-sample= kv-cache-metrics", "the lifetime of single blocks is not sampled; /v1/status has them"),

@@ -88,7 +88,11 @@ FLAGS = [
     *_refused("answers have the role assistant", "response-role", harmless=("assistant",)),
     *_refused(_CODE, "tool-parser-plugin", "reasoning-parser-plugin", "middleware", harmless=("",)),
     *_refused("clients call the tools", "tool-server"),
-    *_refused("answers do not contain it", "enable-return-routed-experts", "return-sampling-mask", takes="switch"),
+    *_refused(
+        "answers do not contain it",
+        *("enable-return-routed-experts", "return-sampling-mask", "per-request-spec-decode-metrics"),
+        takes="switch",
+    ),
     *_refused("REST listens on --host and --port", "uds"),
     *_refused("TLS 1.2 and 1.3 are served with the ciphers that Python chooses", "ssl-ciphers"),
 ]
