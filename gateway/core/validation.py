@@ -5,14 +5,11 @@ from typing import Any
 
 from pagewire.gateway.core.errors import ApiError
 
-# In the location of an error: a branch of a union, and what follows the tag of a branch. Members may have these names,
-# so the names that pydantic gives to branches could be mistaken for members.
+# Names of branches in locations: a branch of a union, and what follows a tag. Those of pydantic may be members' names.
 BRANCH, TAGGED = "\0branch", "\0tagged"
 # The kind of errors that name a member of the object at their place.
 OF_MEMBER = "of_member"
 _SHOULD_BE = "input should be "
-_AN_OBJECT = "input should be a valid object"
-_OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
 _SHOWN = 20  # characters of what was sent
 
 
@@ -67,9 +64,9 @@ def _words(error: Mapping[str, Any]) -> str:
     if kind == "union_tag_invalid":
         return f"{_SHOULD_BE}one of {context['expected_tags']}, not {context['tag'][:_SHOWN]!r}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
-        return _AN_OBJECT
+        return f"{_SHOULD_BE}a valid object"
     words = words[:1].lower() + words[1:].replace(" after validation", "")
-    if kind not in _OUT_OF_RANGE:
+    if not kind.startswith(("greater_than", "less_than")):
         return words
     (bound,) = context.values()
     shown = f"{bound:.8g}" if isinstance(bound, float) else str(bound)  # pydantic writes many zeros

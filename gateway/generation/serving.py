@@ -164,14 +164,11 @@ class GenerationResponse(Response):
             return self._kept.generate(self._link, self._requests, context)
         return self._link.generate(self._requests, streaming=self._streaming, context=context)
 
-    async def _measure(self, context: RequestContext) -> None:
-        if self._timing is not None:
-            await self._timing.measure(context.request_id, len(self._requests))
-
     async def _whole(self, reply: Outputs, context: RequestContext, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
         self._finish_reasons = [finish_reason(output) for output in outputs]
-        await self._measure(context)
+        if self._timing is not None:
+            await self._timing.measure(context.request_id, len(self._requests))
         content = await content_of(self._answer, reply.choices, outputs, self._usage, self._choices_per_prompt)
         if self._ended is not None:
             await self._ended()
@@ -201,7 +198,8 @@ class GenerationResponse(Response):
                 if events:
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
             last: list[bytes] = []
-            await self._measure(context)
+            if self._timing is not None:
+                await self._timing.measure(context.request_id, len(self._requests))
             answer.end(last, usage)
             if self._kept is not None:
                 last = self._kept.event_ids.added(last)

@@ -58,8 +58,7 @@ def _num_kept(top_k: float, vocab_size: int) -> float:
 _INT32 = Range(minimum=-INT32_MAX - 1, maximum=INT32_MAX)
 _INT64 = Range(minimum=-INT64_MAX - 1, maximum=INT64_MAX)
 _COUNT = Range(minimum=0, maximum=INT32_MAX)
-_FLOAT32_MAX = 2.0**128 - 2.0**104
-_ABOVE_ZERO = 2.0**-150  # smaller numbers round to 0 in float32, which requests to services carry
+_ABOVE_ZERO, _FLOAT32_MAX = 2.0**-150, 2.0**128 - 2.0**104  # what float32, which the services get, does not round off
 _SHARE = Range(minimum=0, maximum=1)
 _PENALTY = Range(minimum=-2, maximum=2)
 

@@ -90,7 +90,9 @@ FLAGS = [
     *_refused("clients call the tools", "tool-server"),
     *_refused(
         "answers do not contain it",
-        *("enable-return-routed-experts", "return-sampling-mask", "per-request-spec-decode-metrics"),
+        "enable-return-routed-experts",
+        "return-sampling-mask",
+        "per-request-spec-decode-metrics",
         takes="switch",
     ),
     *_refused("REST listens on --host and --port", "uds"),
