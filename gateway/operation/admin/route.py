@@ -25,11 +25,17 @@ _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]+)?")  # 
 def _is_private(request: Request) -> bool:
     """Returns whether a request comes from this machine and names it as loopback.
 
-    A page from elsewhere in a local browser, with a host name that resolves to this machine, sends that name.
+    A page from elsewhere in a local browser, with a host name that resolves to this machine, sends that name; one that
+    --allowed-origins lets read the answers sends its origin.
     """
     # Not from request.url, which has the server's own address if it cannot parse the Host header.
-    host = _HOST.fullmatch(request.headers.get("host", ""))
-    return bool(request.app.state.is_private) and host is not None and is_loopback((host[1] or host[2]).lower())
+    named = [request.headers.get("host", "")]
+    if (origin := request.headers.get("origin")) is not None:
+        named.append(origin.partition("://")[2])
+    hosts = [_HOST.fullmatch(name) for name in named]
+    return bool(request.app.state.is_private) and all(
+        host is not None and is_loopback((host[1] or host[2]).lower()) for host in hosts
+    )
 
 
 class AdminRoute(JsonRoute):

@@ -108,6 +108,15 @@ async def test_methods_and_headers_are_those_of_the_flags(fake: FakeTokenizer, a
         )
 
 
+@pytest.mark.parametrize(("origin", "status"), [(PAGE, 403), ("null", 403), ("http://localhost:3000", 400)])
+async def test_without_keys_no_page_from_elsewhere_changes_the_service(
+    fake: FakeTokenizer, address: str, origin: str, status: int
+) -> None:
+    async with running_gateway(address, allowed_origins="*") as client:
+        answer = await client.post("/v1/admin/weights", json={}, headers={"origin": origin})
+        assert answer.status_code == status
+
+
 async def test_refusals_before_the_routes_have_the_headers(fake: FakeTokenizer, address: str) -> None:
     limits = Limits(head_bytes=2000)
     async with running_gateway(address, limits=limits, allowed_origins=PAGE) as client:
