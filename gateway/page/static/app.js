@@ -91,7 +91,11 @@ async function watchReadiness() {
   }
 }
 
-addEventListener("hashchange", showView);
+addEventListener("hashchange", () => {
+  document.body.classList.remove("tabbing");
+  showView();
+});
+addEventListener("keydown", ({ key }) => key === "Tab" && document.body.classList.add("tabbing"));
 engine.start();
 chat.start(offerVectors);
 showView();
