@@ -115,6 +115,12 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         valid=Range(above=0),
     )
     grammar_cache_size: int = flag(256, "maximum number of compiled grammars", group="executor", valid=POSITIVE)
+    allow_additional_properties: bool = flag(
+        False,
+        "let objects of a JSON schema have properties besides those that it lists, unless it has additionalProperties: "
+        "false; without, only if it has additionalProperties: true",
+        group="executor",
+    )
     logprobs_mode: str = flag(
         "raw_logprobs",
         "meaning of log probabilities; raw: of the model, processed: after penalties, temperature, top-p and other "

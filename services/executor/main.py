@@ -142,6 +142,7 @@ def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
         info.eos_token_ids,
         timeout=config.grammar_compile_timeout,
         cache_size=config.grammar_cache_size,
+        closes=not config.allow_additional_properties,
     )
 
 

@@ -103,7 +103,7 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("json_schema", "regex", "choice", "ebnf", "structural_tag", "whitespace_pattern", "disable_any_whitespace")
+    __slots__ = ("json_schema", "regex", "choice", "ebnf", "structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
     class Choice(_message.Message):
         __slots__ = ("texts",)
         TEXTS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class Grammar(_message.Message):
     STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
     WHITESPACE_PATTERN_FIELD_NUMBER: _ClassVar[int]
     DISABLE_ANY_WHITESPACE_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_ADDITIONAL_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
     choice: Grammar.Choice
@@ -123,7 +124,8 @@ class Grammar(_message.Message):
     structural_tag: str
     whitespace_pattern: str
     disable_any_whitespace: bool
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Grammar.Choice, _Mapping]] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ..., disable_any_whitespace: _Optional[bool] = ...) -> None: ...
+    disable_additional_properties: bool
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Grammar.Choice, _Mapping]] = ..., ebnf: _Optional[str] = ..., structural_tag: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ..., disable_any_whitespace: _Optional[bool] = ..., disable_additional_properties: _Optional[bool] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("data", "shape", "dtype")

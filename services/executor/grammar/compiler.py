@@ -28,8 +28,11 @@ _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 class Compiler:
     """Thread-safe."""
 
-    def __init__(self, model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Raises GrammarError if grammars cannot be compiled for the model's vocabulary."""
+    def __init__(self, model_path: Path, vocab_size: int, eos_token_ids: Sequence[int], *, closes: bool = True) -> None:
+        """closes: objects have no properties besides those that a schema declares, unless it says so.
+
+        Raises GrammarError if grammars cannot be compiled for the model's vocabulary.
+        """
         if not eos_token_ids:
             raise GrammarError("a grammar needs a model with an end-of-sequence token; this model names none")
         try:
@@ -40,6 +43,7 @@ class Compiler:
         added = ((token.content, token_id) for token_id, token in backend.get_added_tokens_decoder().items())
         no_text = {name: token_id for name, token_id in added if self._tokenizer.is_special_token(token_id)}
         self._marks = Marks(no_text, eos_token_ids)
+        self._closes = closes
         self._num_words = -(-vocab_size // 32)
         self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
@@ -47,7 +51,8 @@ class Compiler:
         """Returns the grammar at its start, with the first mask computed, which does some of the work. Raises
         GrammarError."""
         try:
-            matcher = LLMatcher(self._tokenizer, to_llguidance(grammar, self._marks), log_level=0, limits=self._limits)
+            written = to_llguidance(grammar, self._marks, closes=self._closes)
+            matcher = LLMatcher(self._tokenizer, written, log_level=0, limits=self._limits)
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:  # JSON that is nested too deeply for a parser
@@ -78,9 +83,9 @@ def _exact(tokenizer: str) -> str:
     return json.dumps(fields)
 
 
-def trial_compiler(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Compiler:
+def trial_compiler(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int], *, closes: bool) -> Compiler:
     """Makes a compiler with limits on memory and stack, in a process that may be abandoned."""
-    compiler = Compiler(model_path, vocab_size, eos_token_ids)
+    compiler = Compiler(model_path, vocab_size, eos_token_ids, closes=closes)
     for limit, value in ((resource.RLIMIT_STACK, TRIAL_STACK), (resource.RLIMIT_AS, _TRIAL_MEMORY)):
         _, most = resource.getrlimit(limit)
         resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))

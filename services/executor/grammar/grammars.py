@@ -50,12 +50,17 @@ class Grammars:
         *,
         timeout: float,
         cache_size: int,
+        closes: bool = True,
     ) -> None:
-        """timeout: the limit for compiling, in seconds. cache_size: the number of grammars that are kept."""
+        """timeout: the limit for compiling, in seconds. cache_size: the number of grammars that are kept.
+
+        closes: objects have no properties besides those that a schema declares, unless it says so.
+        """
         self._find_model = find_model
         self._vocabulary = (vocab_size, tuple(eos_token_ids))
         self._timeout = timeout
         self._cache_size = cache_size
+        self._closes = closes
         self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
         self._thread: ThreadPoolExecutor | None = None
         self._compiler: Compiler | None = None  # used by the thread only, like the process
@@ -143,8 +148,9 @@ class Grammars:
     def _start(self) -> None:
         if self._compiler is None or self._trial is None:
             path = self._find_model()
-            self._compiler = Compiler(path, *self._vocabulary)
-            self._trial = WorkerProcess(partial(trial_compiler, path, *self._vocabulary), "grammar compiler")
+            self._compiler = Compiler(path, *self._vocabulary, closes=self._closes)
+            make = partial(trial_compiler, path, *self._vocabulary, closes=self._closes)
+            self._trial = WorkerProcess(make, "grammar compiler")
         self._trial.call("started", (), _START_SECONDS)
 
     def close(self) -> None:

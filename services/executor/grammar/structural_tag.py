@@ -7,7 +7,7 @@ A mark that is a single token may be written as that token or letter by letter.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -15,6 +15,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
 from pagewire.services.executor.grammar.marks import Marks
+from pagewire.services.executor.grammar.schema.errors import SchemaError
+from pagewire.services.executor.grammar.schema.exact_json import parse
+from pagewire.services.executor.grammar.schema.options import Options
+from pagewire.services.executor.grammar.schema.writing import to_lark
 
 Value = Mapping[str, Any]
 # What follows a format: one of these texts; an empty sequence if the output ends there; None if it is not known.
@@ -28,11 +32,11 @@ _KINDS = {str: "a text", bool: "a boolean", list: "a list", dict: "an object"}
 _UNLIMITED = frozenset({"any_text", "triggered_tags"})
 
 
-def from_structural_tag(text: str, marks: Marks, prepare: Callable[[Any], Any]) -> str:
-    """A grammar for llguidance. prepare: makes a JSON schema ready. Raises GrammarError."""
+def from_structural_tag(text: str, marks: Marks, options: Options) -> str:
+    """Returns a grammar for llguidance. options: of the JSON schemas in it. Raises GrammarError."""
     try:
-        value = json.loads(text)
-        translation = _Translation(marks, prepare)
+        value = parse(text, "structural_tag")
+        translation = _Translation(marks, options)
         if isinstance(value, dict) and "format" in value:
             start = translation.format(value["format"], "#/format", ())
         else:
@@ -42,8 +46,6 @@ def from_structural_tag(text: str, marks: Marks, prepare: Callable[[Any], Any]) 
         raise
     except RecursionError as error:
         raise GrammarError("structural_tag: it is nested too deeply") from error
-    except ValueError as error:
-        raise GrammarError(f"structural_tag is not JSON: {error}") from error
 
 
 def _from_legacy(value: Any) -> Value:
@@ -60,9 +62,9 @@ def _from_legacy(value: Any) -> Value:
 class _Translation:
     """Rules of one grammar. Each kind of format has a method that returns an expression for it, its end included."""
 
-    def __init__(self, marks: Marks, prepare: Callable[[Any], Any]) -> None:
+    def __init__(self, marks: Marks, options: Options) -> None:
         self._marks = marks
-        self._prepare = prepare
+        self._options = options
         self._rules: list[str] = []
         self._others: dict[str, dict[str, Any]] = {}  # grammars that rules name, by content
         self._num_names = 0
@@ -104,8 +106,12 @@ class _Translation:
     def _json_schema(self, value: Value, where: str, end: End) -> str:
         if value.get("style", "json") != "json":
             raise _wrong(f"{where}/style", f"only 'json' is possible, not {value['style']!r:.50}")
-        schema = self._prepare(_member(value, "json_schema", where, (dict, bool)))
-        return self._ended(self._other({"json_schema": schema}), end)
+        schema = _member(value, "json_schema", where, (dict, bool))
+        try:
+            lark = to_lark(schema, self._options)
+        except SchemaError as error:
+            raise _wrong(f"{where}/json_schema{error.place}", error.message[:MAX_ERROR_LENGTH]) from error
+        return self._ended(self._other({"lark_grammar": lark}), end)
 
     def _regex(self, value: Value, where: str, end: End) -> str:
         lark = json.loads(LLMatcher.grammar_from_regex(_text(value, "pattern", where)))

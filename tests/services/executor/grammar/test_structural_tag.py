@@ -62,7 +62,7 @@ THOUGHT = "<|channel|>analysis<|message|>Hm? <x|end|><|end|><|start|>assistant"
 # Format, what it admits, what it does not.
 FORMATS: dict[str, tuple[Any, list[str], list[str]]] = {
     "constant": (const('да "🙂"\n<tool_call>'), ['да "🙂"\n<tool_call>'], ["", 'да "🙂"\n', 'да "🙂"\n<tool_call> ']),
-    "schema": (POINT, ['{"x": 1}', '{ "x":1,"y":[]}'], ["", "{}", '{"x": 1}x']),
+    "schema": (POINT, ['{"x": 1}', '{ "x":1}'], ["", "{}", '{"x": 1}x', '{"x":1,"y":[]}']),
     "regex": ({"type": "regex", "pattern": r"^[a/]/\/b{2}\n$"}, ["a//bb\n"], ["a//bb", "//b\n"]),
     "GBNF": ({"type": "grammar", "grammar": 'root ::= x ("," x)*\nx ::= "a" | "(" x ")"'}, ["a,((a))"], ["a,", ""]),
     "Lark": ({"type": "grammar", "grammar": 'start: "a" %json {"type": "null"}'}, ["anull"], ["a"]),
@@ -131,8 +131,8 @@ REFUSED: list[tuple[Any, str]] = [
     (LISTED | {"tags": []}, "#/format/tags: at least one"),
     (POINT | {"style": "qwen_xml"}, "#/format/style: only 'json'"),
     (sequence(json_of({"items": {"type": "strin"}})), "#/format/elements/0/json_schema/items/type: Invalid"),
-    (json_of({"type": "array", "uniqueItems": True}), "#/format/json_schema/uniqueItems: Unimplemented keys"),
-    (json_of(False), "Unsatisfiable"),
+    (json_of({"type": "array", "uniqueItems": True}), "#/format/json_schema/uniqueItems: uniqueItems can be guaranteed"),
+    (json_of(False), "#/format/json_schema: nothing matches it"),
     ({"type": "regex", "pattern": "(a"}, "invalid regex .*unclosed group"),
     ({"type": "grammar", "grammar": "root ::= x"}, "#/format: .*x"),
     (NESTED, "nested too deeply"),
@@ -155,4 +155,4 @@ def test_what_is_no_structural_tag() -> None:
 
 
 def from_text(text: str) -> str:
-    return to_llguidance(Grammar(structural_tag=text), Marks({}, []))
+    return to_llguidance(Grammar(structural_tag=text), Marks({}, []), closes=True)
