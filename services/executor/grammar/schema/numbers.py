@@ -94,6 +94,8 @@ def common_multiple(one: Fraction | None, other: Fraction | None) -> Fraction | 
 def expression(number: Number) -> str:
     """Returns a regular expression for numbers that may be any multiple; "" if there are none."""
     low, high = number.integers()
+    if not number.integer:  # longer ones have an exponent
+        low, high = max(low, -(10**MOST_DIGITS) + 1), min(high, 10**MOST_DIGITS - 1)
     ways = [signed_integers(low, high)] if low <= high else []
     if not number.integer:
         least, most = _doubles(number)
