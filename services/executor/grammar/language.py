@@ -7,8 +7,8 @@ import re
 from itertools import takewhile
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
+from pagewire.services.executor.grammar import gbnf
 from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
 from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.schema.errors import SchemaError
@@ -82,6 +82,6 @@ def _from_schema(grammar: Grammar, options: Options) -> str:
 
 def _from_ebnf(text: str) -> str:
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except Exception as error:  # the conversion from GBNF may raise anything
+        return LLMatcher.grammar_from_lark(gbnf.to_lark(text))
+    except GrammarError as error:
         raise GrammarError(f"ebnf: {str(error)[:MAX_ERROR_LENGTH]}") from error

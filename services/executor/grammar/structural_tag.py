@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
+from pagewire.services.executor.grammar import gbnf
 from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
 from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.schema.errors import SchemaError
@@ -118,11 +118,10 @@ class _Translation:
         return self._ended(self._other(lark["grammars"][0]), end)
 
     def _grammar(self, value: Value, where: str, end: End) -> str:
+        text = _text(value, "grammar", where)
         try:
-            lark = any_to_lark(_text(value, "grammar", where))
-        except GrammarError:
-            raise
-        except Exception as error:  # the conversion from GBNF may raise anything
+            lark = gbnf.to_lark(text)
+        except GrammarError as error:
             raise _wrong(where, str(error)[:MAX_ERROR_LENGTH]) from error
         return self._ended(self._other({"lark_grammar": lark}), end)
 
