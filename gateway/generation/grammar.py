@@ -54,7 +54,9 @@ def _from_response_format(value: JsonObjectFormat | JsonSchemaFormat | Structura
     if isinstance(value, JsonObjectFormat):
         return Grammar(json_schema=_ANY_OBJECT)
     if isinstance(value, JsonSchemaFormat):
-        return Grammar(json_schema=_as_json(value.json_schema.content, "response_format"))
+        closed = True if value.json_schema.strict else None
+        text = _as_json(value.json_schema.content, "response_format")
+        return Grammar(json_schema=text, disable_additional_properties=closed)
     if value.format is not None:
         tag = {"type": "structural_tag", "format": value.format}
         return Grammar(structural_tag=_as_json(tag, "response_format"))
@@ -73,13 +75,16 @@ def _from_structured_outputs(value: StructuredOutputs) -> Grammar:
     }
     given = {name: form for name, form in forms.items() if form is not None}
     if len(given) != 1:
-        found = f"not {' and '.join(given)}" if given else f"of {', '.join(forms)}"
-        raise ApiError(400, f"structured_outputs needs exactly one form, {found}", param="structured_outputs")
+        *others, last = forms
+        message = f"structured_outputs must have exactly one of {', '.join(others)} and {last}; it has"
+        raise ApiError(400, f"{message} {' and '.join(given) or 'none of them'}", param="structured_outputs")
     ((name, form),) = given.items()
     grammar = Grammar(json_schema=_ANY_OBJECT) if name == "json_object" else _from_guided(name, form)
     if value.whitespace_pattern is not None:
         grammar.whitespace_pattern = value.whitespace_pattern
     grammar.disable_any_whitespace = bool(value.disable_any_whitespace)
+    if value.disable_additional_properties is not None:
+        grammar.disable_additional_properties = value.disable_additional_properties
     return grammar
 
 

@@ -69,7 +69,7 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
     stop_token_ids: list[TokenId] | None = field(
         "scheduler", "Tokens that end the output; their text is not part of it."
     )
-    allowed_token_ids: list[TokenId] | None = field(
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = field(
         "executor",
         "Only these tokens are sampled. Include the end tokens, or the output ends at `max_tokens`. " + EAGER,
     )

@@ -33,7 +33,11 @@ class NamedSchema(BoundedModel):
     name: str = required("gateway", "Not shown to the model.")
     description: str | None = field("gateway", "Not shown to the model.")
     content: Schema = Field(True, alias="schema", description="A JSON schema. Unset: any JSON.")
-    strict: bool | None = field("gateway", "Ignored: the output always follows the schema.")
+    strict: bool | None = field(
+        "executor",
+        "The output always follows the schema; if true, objects are closed, as by `disable_additional_properties`.",
+        False,
+    )
 
 
 class JsonSchemaFormat(BoundedModel):
@@ -90,3 +94,8 @@ class StructuredOutputs(BoundedModel):
     json_object: bool | None = field("executor", "Any JSON object.", False)
     whitespace_pattern: str | None = field("executor", "A regular expression for whitespace in JSON.")
     disable_any_whitespace: bool | None = field("executor", "No whitespace in JSON.", False)
+    disable_additional_properties: bool | None = field(
+        "executor",
+        "Objects have no properties besides those in `properties`, unless the schema has `additionalProperties`. Unset: "
+        "they have none, unless the executor has `--allow-additional-properties`.",
+    )

@@ -158,13 +158,33 @@ def _check(name: str, value: float, valid: Range, allowed: str, field: str) -> N
         raise InvalidRequest(f"{name} is {value:g}; it must be {allowed}", f"{_PATH}.{field}")
 
 
-def check_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int) -> None:
+def check_for_model(
+    params: "SamplingParams", vocab_size: int, max_logprobs: int, eos_token_ids: Collection[int] = ()
+) -> None:
     """Checks what depends on the model.
 
     Raises:
         InvalidRequest: naming every field that is out of range.
     """
     check_all(_checks_for_model(params, vocab_size, max_logprobs))
+    _check_that_tokens_are_left(params, vocab_size, eos_token_ids)
+
+
+def _check_that_tokens_are_left(params: "SamplingParams", vocab_size: int, eos_token_ids: Collection[int]) -> None:
+    """Checks that some token may be sampled at all; where only a grammar forbids them, its matcher reports that."""
+    allowed = set(params.allowed_token_ids) or range(vocab_size)
+    if params.min_tokens > 0 and not params.HasField("grammar"):
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        if ends.issuperset(allowed):
+            raise InvalidRequest(
+                f"min_tokens is {params.min_tokens}, but all allowed tokens are end tokens or stop_token_ids, which the"
+                " output may not have before; allow another token, or leave min_tokens out",
+                f"{_PATH}.min_tokens",
+            )
+    if {word.token_ids[0] for word in params.bad_words if len(word.token_ids) == 1}.issuperset(allowed):
+        raise InvalidRequest(
+            "bad_words has all tokens that are allowed; allow another token, or leave words out", f"{_PATH}.bad_words"
+        )
 
 
 def _checks_for_model(params: "SamplingParams", vocab_size: int, max_logprobs: int) -> Iterator[Callable[[], None]]:

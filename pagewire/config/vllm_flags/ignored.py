@@ -190,6 +190,10 @@ _TABLE = (
         "guided-decoding-backend= guided-decoding-disable-fallback",
         "grammars are compiled by the executor: --grammar-compile-timeout, --grammar-cache-size",
     ),
+    (
+        "guided-decoding-disable-additional-properties",
+        "objects have no properties that their JSON schema does not list, unless --allow-additional-properties is given",
+    ),
     ("chat-template-content-format=", "the format follows from the chat template"),
     ("exclude-tools-when-tool-choice-none", "with tool_choice none, the prompt never contains the tools"),
     (

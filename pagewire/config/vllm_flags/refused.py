@@ -74,11 +74,6 @@ FLAGS = [
     ),
     # The API
     *_refused(
-        "the JSON schema of a request says which properties are allowed",
-        "guided-decoding-disable-additional-properties",
-        takes="switch",
-    ),
-    *_refused(
         "a request gets at most 20 log probabilities for each token",
         "max-logprobs",
         harmless=tuple(str(number) for number in range(21)),

@@ -192,7 +192,7 @@ class Request:
         check_all(
             (
                 partial(check_token_ids, "prompt_token_ids", self.token_ids, info.vocab_size),
-                partial(check_for_model, params, info.vocab_size, info.max_logprobs),
+                partial(check_for_model, params, info.vocab_size, info.max_logprobs, info.eos_token_ids),
             )
         )
         if self.wants_prompt_logprobs:

@@ -66,9 +66,13 @@ def _schema(tool: Tool) -> dict[str, Any]:
     """Returns the schema of a tool's arguments; a tool without one takes none."""
     if not tool.parameters_json:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object"} | json_object(
+    schema = {"type": "object"} | json_object(
         tool.parameters_json, f"the schema of the parameters of {tool.name!r}", "chat.tools"
     )
+    own = schema.get("x-guidance")
+    if tool.strict and isinstance(own, dict | None):
+        schema["x-guidance"] = {"disable_additional_properties": True, "whitespace_pattern": WHITESPACE} | (own or {})
+    return schema
 
 
 def _as_format(grammar: Grammar) -> Format | None:
@@ -96,6 +100,8 @@ def _json_format(grammar: Grammar) -> Format | None:
             options = {"whitespace_pattern": grammar.whitespace_pattern}
         elif grammar.disable_any_whitespace:
             options = {"whitespace_flexible": False, "whitespace_pattern": None}
+        if grammar.HasField("disable_additional_properties"):
+            options["disable_additional_properties"] = grammar.disable_additional_properties
         own = schema.get("x-guidance")
         schema["x-guidance"] = (own if isinstance(own, dict) else {}) | options
     return {"type": "json_schema", "json_schema": schema}

@@ -51,6 +51,14 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"guided_regex": "a+"}, Grammar(regex="a+")),
     ({"guided_choice": ["a", "b"]}, Grammar(choice=Grammar.Choice(texts=["a", "b"]))),
     ({"guided_grammar": 'root ::= "a"'}, Grammar(ebnf='root ::= "a"')),
+    (
+        {"structured_outputs": {"json": True, "disable_additional_properties": False}},
+        Grammar(json_schema="true", disable_additional_properties=False),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}}},
+        Grammar(json_schema="{}", disable_additional_properties=True),
+    ),
 ]
 
 
@@ -94,6 +102,14 @@ async def test_wrong_forms_are_named(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(param), answer.json()
     assert not fake.received
+
+
+async def test_the_forms_are_listed_by_the_names_of_the_parameter(client: httpx.AsyncClient) -> None:
+    forms = "json, regex, choice, grammar, structural_tag and json_object"
+    for given, found in (({}, "none of them"), ({"regex": "a", "grammar": "b"}, "regex and grammar")):
+        answer = await client.post(CHAT, json={"messages": MESSAGES, "structured_outputs": given})
+        message = f"structured_outputs must have exactly one of {forms}; it has {found}"
+        assert answer.json()["error"]["message"] == message
 
 
 class Person(pydantic.BaseModel):

@@ -130,6 +130,32 @@ def bad_words(*words: list[int]) -> list[TokenSequence]:
     return [TokenSequence(token_ids=word) for word in words]
 
 
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"allowed_token_ids": [7], "min_tokens": 1}, "min_tokens is 1, but all allowed tokens are end tokens"),
+    ({"allowed_token_ids": [2, 7], "stop_token_ids": [2], "min_tokens": 3}, "all allowed tokens are end tokens"),
+    ({"stop_token_ids": range(10), "min_tokens": 1}, "all allowed tokens are end tokens"),
+    ({"allowed_token_ids": [3], "bad_words": bad_words([3], [4, 5])}, "bad_words has all tokens that are allowed"),
+]
+POSSIBLE: list[dict[str, Any]] = [
+    {"allowed_token_ids": [7]},
+    {"allowed_token_ids": [7], "min_tokens": 1, "ignore_eos": True},
+    {"allowed_token_ids": [2, 7], "min_tokens": 1},
+    {"allowed_token_ids": [7], "min_tokens": 1, "grammar": Grammar(regex="a")},
+    {"allowed_token_ids": [3], "bad_words": bad_words([3, 3])},
+]
+
+
+@pytest.mark.parametrize(("params", "message"), CONTRADICTIONS)
+def test_parameters_that_leave_no_token_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        check_for_model(of(**params), vocab_size=10, max_logprobs=5, eos_token_ids=[7])
+
+
+@pytest.mark.parametrize("params", POSSIBLE)
+def test_parameters_that_leave_a_token_are_possible(params: dict[str, Any]) -> None:
+    check_for_model(of(**params), vocab_size=10, max_logprobs=5, eos_token_ids=[7])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
