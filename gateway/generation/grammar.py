@@ -52,7 +52,8 @@ def names_of(body: GenerationParameters) -> dict[str, str]:
 
 def _from_response_format(value: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat) -> Grammar:
     if isinstance(value, JsonObjectFormat):
-        return Grammar(json_schema=_ANY_OBJECT)
+        schema = _ANY_OBJECT if value.content is None else _as_json(value.content, "response_format")
+        return Grammar(json_schema=schema)
     if isinstance(value, JsonSchemaFormat):
         closed = True if value.json_schema.strict else None
         text = _as_json(value.json_schema.content, "response_format")

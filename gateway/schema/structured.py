@@ -23,6 +23,9 @@ class JsonObjectFormat(BoundedModel):
     model_config = _STRICT
 
     type: Literal["json_object"]
+    content: Schema | None = field(
+        "executor", "A JSON schema, as instructor sends it here. Unset: any object.", alias="schema"
+    )
 
 
 class NamedSchema(BoundedModel):
@@ -96,6 +99,6 @@ class StructuredOutputs(BoundedModel):
     disable_any_whitespace: bool | None = field("executor", "No whitespace in JSON.", False)
     disable_additional_properties: bool | None = field(
         "executor",
-        "Objects have no properties besides those in `properties`, unless the schema has `additionalProperties`. Unset: "
-        "they have none, unless the executor has `--allow-additional-properties`.",
+        "Objects have no properties besides those in `properties`, unless the schema has `additionalProperties`. "
+        "Unset: they have none, unless the executor has `--allow-additional-properties`.",
     )

@@ -192,7 +192,7 @@ _TABLE = (
     ),
     (
         "guided-decoding-disable-additional-properties",
-        "objects have no properties that their JSON schema does not list, unless --allow-additional-properties is given",
+        "objects have no properties besides those of their JSON schema, unless --allow-additional-properties is given",
     ),
     ("chat-template-content-format=", "the format follows from the chat template"),
     ("exclude-tools-when-tool-choice-none", "with tool_choice none, the prompt never contains the tools"),

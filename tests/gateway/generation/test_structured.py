@@ -51,6 +51,7 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"guided_regex": "a+"}, Grammar(regex="a+")),
     ({"guided_choice": ["a", "b"]}, Grammar(choice=Grammar.Choice(texts=["a", "b"]))),
     ({"guided_grammar": 'root ::= "a"'}, Grammar(ebnf='root ::= "a"')),
+    ({"response_format": {"type": "json_object", "schema": {"a": 1}}}, Grammar(json_schema='{"a": 1}')),
     (
         {"structured_outputs": {"json": True, "disable_additional_properties": False}},
         Grammar(json_schema="true", disable_additional_properties=False),

@@ -1,4 +1,4 @@
-"""Whether of several schemas at most one holds, as oneOf demands."""
+"""Decides whether at most one of several schemas holds, as oneOf demands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a schema does not allow."""
+"""Negates schemas."""
 
 from __future__ import annotations
 

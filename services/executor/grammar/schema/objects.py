@@ -1,4 +1,4 @@
-"""What the clauses of an object say together."""
+"""Combines what the clauses of an object say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a schema is followed: by the request, by its own `x-guidance`, by the server."""
+"""Options of following a schema, which the request, the schema's `x-guidance` or the server sets."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
 
-# Whitespace in one place is limited to the indentation of deep nesting: a model that has begun may never stop.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+# Whitespace in one place is limited to a space, or a new line with the indentation of deep nesting: a model that has
+# begun may never stop.
+WHITESPACE = r"(?:[\x20\x09]|\x0D?\x0A[\x20\x09]{0,32})"
 _KEY = "x-guidance"
 
 
 @dataclass(frozen=True)
 class Options:
-    """whitespace: a regular expression for what may stand where JSON allows whitespace; None for nothing.
+    """The options of one schema.
 
+    whitespace: a regular expression for what may stand where JSON allows whitespace; None for nothing.
     closes: objects have no properties besides those that a schema declares, unless the schema says so.
     is_lenient: what cannot be guaranteed is left out instead of refused.
     """

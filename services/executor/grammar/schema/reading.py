@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagewire.services.executor.grammar.schema.disjoint import Disjointness
-from pagewire.services.executor.grammar.schema.errors import step, wrong
+from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
 from pagewire.services.executor.grammar.schema.keywords import (
     check_depth,
     check_pattern,
@@ -117,13 +117,22 @@ class Schemas:
 
     def _one_of(self, value: Any, besides: Union, place: str, depth: int) -> Union:
         options = [self.intersections.both(besides, option) for option in self.all_at(value, place, depth)]
-        separate = self._disjointness.separated([option for option in options if option])
+        separate: Sequence[Union] | None = options
+        if not self._is_lenient:
+            separate = self._disjointness.separated([option for option in options if option])
         if separate is None:
-            if self._is_lenient:
-                separate = options
-            else:
-                wrong(place, "two of the schemas may hold at the same time; write anyOf")
+            separate = self._each_without_others(value, options, place, depth)
         return unique(shape for option in separate for shape in option)
+
+    def _each_without_others(self, schemas: list[Any], options: list[Union], place: str, depth: int) -> list[Union]:
+        try:
+            others = [self._negation.besides(one, step(place, index), depth + 1) for index, one in enumerate(schemas)]
+        except SchemaError as error:
+            raise SchemaError(place, "two of the schemas may hold at the same time; write anyOf") from error
+        return [
+            self.intersections.all_of([option, *others[:index], *others[index + 1 :]])
+            for index, option in enumerate(options)
+        ]
 
     def _ref(self, value: Any, place: str, _schema: Any, _depth: int) -> Union:
         return (Ref(frozenset({self._references.pointer(value, place)})),)

@@ -1,4 +1,4 @@
-"""What a schema allows, as a union of shapes, and what several schemas allow together."""
+"""Shapes: the values that a schema allows are a union of them. Their intersections."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class String:
 
 @dataclass(frozen=True)
 class Ref:
-    """What the schemas at these places allow together."""
+    """Values that all schemas at these places allow."""
 
     pointers: frozenset[str]
 
@@ -82,7 +82,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Clause:
-    """What one schema says of the properties of an object. rest: of those that it neither names nor has a pattern
+    """Statements of one schema on the properties of an object. rest: on those that it neither names nor has a pattern
     for; None if it says nothing."""
 
     properties: tuple[tuple[str, Union], ...] = ()

@@ -31,7 +31,10 @@ from pagewire.services.executor.grammar.schema.shapes import (
 )
 from pagewire.services.executor.grammar.schema.texts import CHARACTER, why_refused
 
-MAX_DEPTH = 12  # of JSON that no schema describes: a model that opens brackets may never stop either
+# Limits of JSON that no schema describes: a model that opens brackets or repeats a key may never stop either.
+MAX_DEPTH = 12
+MAX_ITEMS = 1000
+MAX_PROPERTIES = 100
 _MAX_UNIQUE = 8  # values of which each item of an array is another
 
 
@@ -214,8 +217,8 @@ class _Writer:
                 inner, comma, text = self._anything(depth - 1), self._rules.terminal('","'), self._string(String())
                 assert text is not None
                 pair = self._rules.add([(text, self._rules.terminal('":"'), inner)])
-                for begin, one, end in (('"["', inner, '"]"'), ('"{"', pair, '"}"')):
-                    several = self._rules.add([(), (one, Repeat((comma, one), 0, None))])
+                for begin, one, end, most in (('"["', inner, '"]"', MAX_ITEMS), ('"{"', pair, '"}"', MAX_PROPERTIES)):
+                    several = self._rules.add([(), (one, Repeat((comma, one), 0, most - 1))])
                     ways.append((self._rules.terminal(begin), several, self._rules.terminal(end)))
             self._rules.define(name, ways)
         return self._names[key]

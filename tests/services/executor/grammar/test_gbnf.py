@@ -88,7 +88,7 @@ def test_errors_name_their_place(grammar: str) -> None:
 @settings(max_examples=examples(150), deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=6))
 def test_every_text_can_be_written(text: str) -> None:
-    """As it is, with escapes for what needs some, and by numbers."""
+    """Writes the text as it is, with the escapes that it needs, and by numbers."""
     plain = "".join({"\\": r"\\", '"': r"\""}.get(char, char) for char in text)
     numbers = "".join(f"\\U{ord(char):08x}" for char in text)
     for literal in (plain, numbers):
