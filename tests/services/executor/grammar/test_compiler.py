@@ -13,7 +13,7 @@ from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.v1.common_pb2 import Grammar
 from tests.services.executor.grammar.schemas import SCHEMAS
 from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
-from tests.services.tokenizer.tiny_tokenizers import save_byte_level
+from tests.services.tokenizer.tiny_tokenizers import save_byte_level, save_sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +141,21 @@ def test_a_vocabulary_that_cannot_be_used_is_refused(path: Path) -> None:
         Compiler(path, VOCAB_SIZE, [])
     with pytest.raises(GrammarError, match="this model's tokenizer takes no grammars"):
         Compiler(path, 17, [EOS])
+
+
+@pytest.mark.parametrize("texts", [[" he is"], ["he is"], ["é ", " é"]])
+def test_choices_begin_with_their_own_space(tmp_path: Path, texts: list[str]) -> None:
+    """A vocabulary like SentencePiece's spells spaces out, and puts one in front of prompts: not of outputs."""
+    backend = load_tokenizer(save_sentencepiece(tmp_path)).backend
+    vocab = {token_id: token for token, token_id in backend.get_vocab().items()}
+    end = len(vocab) - 1
+    matcher = Compiler(tmp_path, len(vocab), [end]).compile(Grammar(choice=Grammar.Choice(texts=texts)))
+    mask = np.zeros(-(-len(vocab) // 32), dtype=np.int32)
+    written = b""
+    while not matcher.is_accepting():
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        token_id = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[-1])
+        assert matcher.consume_token(token_id)
+        piece = vocab[token_id]
+        written += bytes([int(piece[3:5], 16)]) if piece.startswith("<0x") else piece.replace("▁", " ").encode()
+    assert written.decode() in texts
