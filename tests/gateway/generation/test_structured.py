@@ -21,7 +21,7 @@ TAGS = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": SCHEMA, 
 FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"response_format": {"type": "json_object"}}, Grammar(json_schema=json.dumps(OBJECT))),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
         Grammar(json_schema=json.dumps(SCHEMA, ensure_ascii=False)),
     ),
     (

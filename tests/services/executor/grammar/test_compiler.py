@@ -117,6 +117,15 @@ def test_a_schema_that_is_nested_too_deeply_is_refused(compiler: Compiler, depth
             compiler.compile(Grammar(json_schema=schema))
 
 
+def test_a_server_may_leave_objects_open(path: Path, compiler: Compiler) -> None:
+    leaves_open = Compiler(path, VOCAB_SIZE, [EOS], closes=False)
+    text = '{"x":1,"z":2}'
+    for given, admitted in ((None, True), (True, False), (False, True)):
+        grammar = Grammar(json_schema=POINT, disable_additional_properties=given)
+        assert admits(leaves_open, path, grammar, text) == admitted
+        assert admits(compiler, path, grammar, text) == (given is False)
+
+
 def test_special_tokens_are_not_text(compiler: Compiler, path: Path) -> None:
     """A token that is spelled like what the grammar wants, and means something else."""
     grammar = Grammar(regex=r"<\|im_end\|>.*")
