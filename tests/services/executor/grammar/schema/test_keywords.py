@@ -189,8 +189,9 @@ def test_lenient_schemas_leave_out_what_cannot_be_guaranteed(schema: dict[str, A
 
 
 def test_nothing_matches_a_schema_that_never_ends() -> None:
-    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
-    for schema in (endless, {"$ref": "#"}, {"enum": []}, {"type": "integer", "const": "a"}, False):
+    endless: dict[str, Any] = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    never: list[Any] = [endless, {"$ref": "#"}, {"enum": []}, {"type": "integer", "const": "a"}, False]
+    for schema in never:
         with pytest.raises(SchemaError, match="nothing matches it"):
             admits(schema, "{}")
     assert admits(endless | {"required": []}, '{"next":{"next":{}}}')
