@@ -117,8 +117,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     grammar_cache_size: int = flag(256, "maximum number of compiled grammars", group="executor", valid=POSITIVE)
     allow_additional_properties: bool = flag(
         False,
-        "let objects of a JSON schema have properties besides those that it lists, unless it has additionalProperties: "
-        "false; without, only if it has additionalProperties: true",
+        "let objects of a JSON schema have properties besides those that it lists, where it says nothing of others",
         group="executor",
     )
     logprobs_mode: str = flag(
