@@ -70,7 +70,10 @@ def _options(grammar: Grammar, closes: bool) -> Options:
 
 
 def _from_schema(grammar: Grammar, options: Options) -> str:
-    schema = parse(grammar.json_schema, "json_schema")
+    try:
+        schema = parse(grammar.json_schema, "json_schema")
+    except SchemaError as error:
+        raise GrammarError(error.message) from error
     if not isinstance(schema, dict | bool):
         raise GrammarError("json_schema must be an object, true or false")
     try:

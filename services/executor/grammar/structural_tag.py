@@ -42,8 +42,8 @@ def from_structural_tag(text: str, marks: Marks, options: Options) -> str:
         else:
             start = translation.format(_from_legacy(value), "#", ())
         return translation.grammar(start)
-    except GrammarError:
-        raise
+    except SchemaError as error:
+        raise GrammarError(error.message) from error
     except RecursionError as error:
         raise GrammarError("structural_tag: it is nested too deeply") from error
 

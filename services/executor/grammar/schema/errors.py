@@ -2,10 +2,8 @@
 
 from typing import NoReturn
 
-from pagewire.services.executor.grammar.errors import GrammarError
 
-
-class SchemaError(GrammarError):
+class SchemaError(ValueError):
     """A schema that cannot be used. place: a JSON pointer to the cause."""
 
     def __init__(self, place: str, message: str) -> None:

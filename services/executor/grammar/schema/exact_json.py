@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from pagewire.services.executor.grammar.errors import GrammarError
+from pagewire.services.executor.grammar.schema.errors import SchemaError
 
 MAX_DIGITS = 400  # of a number that a schema compares with; no double has an integer part of more than 309
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -28,7 +28,7 @@ class TooLong:
 def parse(text: str, name: str) -> Any:
     """Returns the value: integers as int, other numbers as Decimal, both as TooLong beyond MAX_DIGITS.
 
-    Raises GrammarError, which begins with `name`, unless the text is JSON.
+    Raises SchemaError, which begins with `name`, unless the text is JSON.
     """
 
     def refuse(constant: str) -> NoReturn:
@@ -37,9 +37,9 @@ def parse(text: str, name: str) -> Any:
     try:
         return json.loads(text, parse_int=_integer, parse_float=_decimal, parse_constant=refuse)
     except RecursionError as error:
-        raise GrammarError(f"{name} is nested too deeply") from error
+        raise SchemaError("", f"{name} is nested too deeply") from error
     except ValueError as error:
-        raise GrammarError(f"{name} is not JSON: {error}") from error
+        raise SchemaError("", f"{name} is not JSON: {error}") from error
 
 
 def _integer(text: str) -> int | TooLong:
