@@ -43,6 +43,8 @@ class Model(Body, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int | None
+    default_sampling_params: dict[str, float]  # of requests that name none; those that are missing are OpenAI's
+    default_sampling_source: str  # where they come from, in words; "" if they are all OpenAI's
 
 
 class ModelList(Body, kw_only=True):

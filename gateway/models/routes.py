@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Request
+from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
@@ -62,7 +63,12 @@ async def retrieve_model(request: Request, model: str) -> Response:
 
 def _model(model: inference_pb2.Model) -> Model:
     return Model(
-        id=model.id, created=model.create_time.seconds, root=model.root, max_model_len=model.max_model_len or None
+        id=model.id,
+        created=model.create_time.seconds,
+        root=model.root,
+        max_model_len=model.max_model_len or None,
+        default_sampling_params=MessageToDict(model.default_sampling_params, preserving_proto_field_name=True),
+        default_sampling_source=model.default_sampling_source,
     )
 
 

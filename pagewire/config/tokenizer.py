@@ -46,8 +46,8 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListen
     )
     generation_config: str = flag(
         "auto",
-        "sampling defaults of requests; auto: the model's generation_config.json, vllm: only those of the API, or a "
-        "file or its directory",
+        "sampling defaults of requests; auto: those in the model's files, else its authors' advice if the model is "
+        "well known, vllm: only those of the API, or a file or its directory",
         group="model",
     )
     override_generation_config: str | None = flag(

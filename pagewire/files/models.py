@@ -26,6 +26,24 @@ def find_model(config: ModelConfigFlags) -> Path:
     return resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
 
 
+def local_model(model: str, download_dir: str | None = None, revision: str | None = None) -> Path | None:
+    """Returns the model's directory or .gguf file, without a download; None if it is not on this machine."""
+    if model in WHEEL_MODELS:
+        path = cache_directory() / "models" / WHEEL_MODELS[model].file_name
+        return path if path.exists() else None
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json", cache_dir=download_dir, revision=revision)
+    # ValueError is the only common base of its errors for a malformed id; the package may be missing.
+    except (ImportError, ValueError):
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def is_of_hub(model: str) -> bool:
     """Returns whether MODEL can only be a hub id: it is neither on disk nor from PyPI."""
     return model not in WHEEL_MODELS and not Path(model).expanduser().exists()

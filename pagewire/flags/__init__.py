@@ -78,7 +78,10 @@ def parse(
         print(f"{prog}: {line}", file=sys.stderr)
     if shows is not None:
         _check(config, prog)
-        print(shown.text(config, settled, list(fields), shows))
+        try:
+            print(shown.text(config, settled, list(fields), shows))
+        except StartupError as error:
+            _exit(prog, error)
         sys.exit(0)
     return config
 

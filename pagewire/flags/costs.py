@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pagewire.config.executor import SMALLEST
+from pagewire.files.models import local_model
+from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.flags.model_facts import ModelFacts
 
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1}
@@ -62,8 +64,17 @@ def phrase(name: str, config: Any, facts: ModelFacts | None) -> str:
 
     facts: those of the model, if its files are on this machine.
     """
+    if name == "generation_config":  # which does not need the model's files
+        return _generation_config(config)
     computed = _COMPUTED[name](config, facts) if name in _COMPUTED and facts is not None else ""
     return computed or _PHRASES.get(name, "")
+
+
+def _generation_config(config: Any) -> str:
+    path = local_model(config.model, config.download_dir, config.revision)
+    defaults = sampling_defaults(config, path)
+    unread = ", unless its files name others" if path is None and config.generation_config == "auto" else ""
+    return str(defaults) + (f", from {defaults.source}" if defaults.values else "") + unread
 
 
 def _max_model_len(config: Any, facts: ModelFacts) -> str:

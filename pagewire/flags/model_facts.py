@@ -11,8 +11,7 @@ from typing import Any
 
 from pagewire.config.model_refusals import FORMAT_FILES
 from pagewire.files.gguf import GgufError, read_header
-from pagewire.files.models import cache_directory
-from pagewire.files.wheel_models import WHEEL_MODELS
+from pagewire.files.models import local_model
 
 # Types of GGUF's tensors -> bits of a weight, scales not counted.
 _BITS_OF_TYPE = {0: 32, 1: 16, 30: 16, 8: 8, 14: 6, 6: 5, 7: 5, 13: 5, 11: 3, 10: 2} | dict.fromkeys(
@@ -44,33 +43,18 @@ class ModelFacts:
 
 def facts_of(model: str, download_dir: str | None = None, revision: str | None = None) -> ModelFacts | None:
     """Returns None if the model's files are not on this machine, or cannot be read."""
-    path = _local(model, download_dir, revision)
+    path = local_model(model, download_dir, revision)
+    if path is not None and path.is_dir() and not (path / "config.json").is_file():
+        path = next(iter(path.glob("*.gguf")), None)
+    if path is None:
+        return None
     try:
-        if path is None:
-            return None
         if path.suffix == ".gguf":
             return _of_gguf(path)
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         return _of_config(path, config if isinstance(config, dict) else {})
     except (OSError, ValueError, GgufError):
         return None
-
-
-def _local(model: str, download_dir: str | None, revision: str | None) -> Path | None:
-    if model in WHEEL_MODELS:
-        path = cache_directory() / "models" / WHEEL_MODELS[model].file_name
-        return path if path.exists() else None
-    path = Path(model).expanduser()
-    if path.exists():
-        return path if (path / "config.json").is_file() or path.is_file() else next(iter(path.glob("*.gguf")), None)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(model, "config.json", cache_dir=download_dir, revision=revision)
-    # ValueError is the only common base of its errors for a malformed id; the package may be missing.
-    except (ImportError, ValueError):
-        return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def _of_gguf(path: Path) -> ModelFacts:

@@ -12,6 +12,7 @@ from pagewire.config.parallel import heads_refusal
 from pagewire.config.speculation import Speculation
 from pagewire.errors import StartupError
 from pagewire.files.models import check_name
+from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.flags import ports
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.process import binding, local_executors
@@ -42,6 +43,7 @@ def refusals(
         checks.append(lambda: _check_keys(config))
     if isinstance(config, TokenizerConfig):
         checks += [lambda: _check_text(config), lambda: _check_images(config)]
+        checks.append(lambda: sampling_defaults(config, None))
     if isinstance(config, TokenizerConfig | ExecutorConfig):
         checks.append(lambda: check_name(config.model, config.revision, config.accept_license))
     if isinstance(config, ExecutorConfig):

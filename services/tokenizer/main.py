@@ -12,6 +12,7 @@ from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, find_model, resolve_model
 from pagewire.process.process import release_unused_memory
 from pagewire.services.tokenizer.generation.choices.choices import generate
+from pagewire.services.tokenizer.generation.read_defaults import read_request_defaults
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.images.images import make_image_reader
 from pagewire.services.tokenizer.parsers.reading import ParsedReading
@@ -23,7 +24,6 @@ from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
-from pagewire.services.tokenizer.templates.generation_config import read_generation_defaults
 from pagewire.services.tokenizer.templates.given_template import read_template
 from pagewire.services.tokenizer.templates.turns import fit_turns
 from pagewire.services.tokenizer.vectors.vectors import Vectors
@@ -113,15 +113,14 @@ def _tokenizer_path(config: TokenizerConfig) -> Path:
 
 
 def _model_path(config: TokenizerConfig, tokenizer_path: Path) -> Path:
-    """Returns the directory of config.json, generation_config.json and the image processor's settings: the model's, or
-    else the tokenizer's."""
+    """Returns the directory of config.json and the image processor's settings: the model's, or else the tokenizer's."""
     path = Path(config.model).expanduser()
     return path if config.tokenizer and path.is_dir() else tokenizer_path
 
 
 def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: SchedulerLink) -> TextGenerator:
     """Composes the path of requests for text from its parts. Raises StartupError."""
-    defaults = read_generation_defaults(config, _model_path(config, pool.codec.path))
+    defaults = read_request_defaults(config, Path(pool.codec.path))
     try:
         reading = ParsedReading(
             make_parsers(config, pool), json_has_whitespace=not disables_whitespace(config.structured_outputs_config)

@@ -399,6 +399,8 @@ class FakeTokenizer(
                     max_model_len=self.max_model_len,
                     create_time={"seconds": 1700000000},
                     kind=self.kind,
+                    default_sampling_params={"temperature": 0.2, "top_k": 20},
+                    default_sampling_source="generation_config.json",
                 )
                 for name in self.models
             ]

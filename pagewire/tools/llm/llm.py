@@ -9,6 +9,8 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from google.protobuf.json_format import MessageToDict
+
 from pagewire import flags
 from pagewire.client import Client
 from pagewire.config import DEFAULT_MODEL, SET_BY_STACK, WITHOUT_TLS, ServeConfig
@@ -168,6 +170,11 @@ class LLM:
             return ScoringRequestOutput(Score(score))
 
         return self._all(list(zip(queries, docs, strict=True)), ask, "pairs")
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the parameters that prompts get where they name none: the model's, or those of the stack's flags."""
+        models = self._run(self._connected().models())
+        return SamplingParams(**MessageToDict(models[0].default_sampling_params, preserving_proto_field_name=True))
 
     def _outputs(
         self, prompts: Iterable[Any], params: Params, return_errors: bool, options: dict[str, Any]

@@ -12,8 +12,8 @@ from pagewire.wire.sampling_options import ParameterFields
 class SamplingParams(ParameterFields):
     """Sampling parameters with vLLM's names and meanings; docs/usage.md describes them.
 
-    None means the default of the model's generation_config.json, else OpenAI's. max_tokens: 16 as in vLLM; None: as
-    many as fit. grammar: the form of the output, `pagewire.v1.common_pb2.Grammar(regex=...)`.
+    None means the default of the model (`LLM.get_default_sampling_params()`), else OpenAI's. max_tokens: 16 as in vLLM;
+    None: as many as fit. grammar: the form of the output, `pagewire.v1.common_pb2.Grammar(regex=...)`.
     """
 
     n: int = 1

@@ -26,8 +26,8 @@ Ctrl-C stops an answer. Alt-Enter begins a new line, as does a \\ at the end of 
 
 # Sampling parameters that make sense in a chat: log probabilities are not shown, and an answer has to end.
 _SETTINGS = tuple(name for name in BY_NAME if name not in ("ignore_eos", "logprobs", "prompt_logprobs", "priority"))
-# Used if neither the user nor the model sets a temperature: at 1, small models lose coherence, and without a penalty
-# they repeat themselves.
+# Used if neither the user nor the server names any sampling: at temperature 1, small models lose coherence, and without
+# a penalty they repeat themselves.
 _READS_WELL = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
@@ -36,8 +36,8 @@ class CommandError(Exception):
 
 
 def chat_defaults(model: Model) -> dict[str, float]:
-    """Returns the default sampling of a chat: none if the model recommends a temperature."""
-    return {} if model.default_sampling_params.HasField("temperature") else dict(_READS_WELL)
+    """Returns the default sampling of a chat: none if the server has defaults, the model's or the operator's."""
+    return {} if model.default_sampling_source else dict(_READS_WELL)
 
 
 @dataclass

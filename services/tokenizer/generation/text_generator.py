@@ -20,6 +20,7 @@ import grpc
 from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.generation.infill_requests import infill_end_ids
 from pagewire.services.tokenizer.generation.live_generations import LiveGenerations
+from pagewire.services.tokenizer.generation.request_defaults import RequestDefaults
 from pagewire.services.tokenizer.generation.text_requests import (
     check_parameters,
     check_prompt,
@@ -72,9 +73,9 @@ class TextGenerator:
         link: SchedulerLink,
         served_model_names: tuple[str, ...],
         reading: OutputReading,
-        defaults: common_pb2.SamplingParams,
+        defaults: RequestDefaults,
     ) -> None:
-        """defaults: sampling parameters for requests that give no value. Raises UnsupportedDecoderError."""
+        """Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
         self.served_model_names = served_model_names
@@ -113,7 +114,7 @@ class TextGenerator:
     async def prepare(self, received: Received, span: Span) -> PreparedRequest:
         """Checks a request, resolves its parameters and encodes its prompt. Raises RpcError."""
         request = received.request
-        params = sampling_params(received.given, self.defaults)
+        params = sampling_params(received.given, self.defaults.params)
         check_parameters(received, params)
         self._reading.constrain(request, params)
         self.check_model(request.model)

@@ -154,7 +154,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     create_time=self._create_time,
                     has_chat_template=self._generator.pool.codec.chat_template is not None,
                     kind=info.kind if info is not None else None,
-                    default_sampling_params=self._generator.defaults,
+                    default_sampling_params=self._generator.defaults.params,
+                    default_sampling_source=self._generator.defaults.source,
                 )
                 for name in names
             ],

@@ -30,6 +30,8 @@ async def test_models(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     models = [model async for model in ai.models.list()]
     assert [model.id for model in models] == ["fake", "alias"]
     assert (models[0].object, models[0].max_model_len, models[0].root) == ("model", 1000, "fake")
+    assert models[0].default_sampling_params == {"temperature": 0.2, "top_k": 20}
+    assert models[0].default_sampling_source == "generation_config.json"
     fake.models.append("org/name")
     assert (await ai.models.retrieve("org/name")).id == "org/name"
 

@@ -28,7 +28,11 @@ def test_settings_go_over_the_defaults_of_chats() -> None:
 
 def test_what_the_model_recommends_is_left_to_the_server() -> None:
     recommended = common_pb2.SamplingParams(temperature=1.0, top_k=20)
-    assert chat_defaults(inference_pb2.Model(default_sampling_params=recommended)) == {}
+    source = "generation_config.json"
+    model = inference_pb2.Model(default_sampling_params=recommended, default_sampling_source=source)
+    assert chat_defaults(model) == {}
+    neutral = inference_pb2.Model(default_sampling_source="--generation-config vllm")
+    assert chat_defaults(neutral) == {}
 
 
 @pytest.mark.parametrize(
