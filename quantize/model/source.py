@@ -12,6 +12,8 @@ import torch
 
 from pagewire.errors import StartupError
 from pagewire.files.gguf import GgufError
+from pagewire.files.json_file import read_json_object
+from pagewire.files.sampling_defaults.defaults import GENERATION_CONFIG, KEYS, defaults_of_model
 from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.config.model_config import DecoderConfig
@@ -94,9 +96,9 @@ class Source:
                 for file in self.checkpoint.path.glob(pattern):
                     if file.name not in _WRITTEN_ANEW:
                         shutil.copyfile(file, directory / file.name)
-            return
-        self._write_tokenizer(directory)
-        _write_json(directory / "generation_config.json", self._generation_config())
+        else:
+            self._write_tokenizer(directory)
+        self._write_generation_config(directory / GENERATION_CONFIG)
 
     def _write_tokenizer(self, directory: Path) -> None:
         tokenizer = self.tokenizer
@@ -111,7 +113,19 @@ class Source:
             config["chat_template"] = tokenizer.chat_template
         _write_json(directory / "tokenizer_config.json", config)
 
+    def _write_generation_config(self, file: Path) -> None:
+        """Adds the sampling that requests get by default: the model may be recognized by its name, which changes."""
+        given = read_json_object(file) if file.is_file() else self._generation_config()
+        defaults = defaults_of_model(self.path.name, self.checkpoint.path)
+        sampling = {key: defaults.values[name] for key, name in KEYS.items() if name in defaults.values}
+        if sampling.keys() - given.keys():  # transformers rejects them without this key
+            given = {"do_sample": sampling.get("temperature") != 0} | given
+        if given or sampling:
+            _write_json(file, given | sampling)
+
     def _generation_config(self) -> dict[str, Any]:
+        if isinstance(self.checkpoint, DirectoryCheckpoint):
+            return {}
         tokens = self.tokenizer.special_tokens
         named = {
             f"{name}_token_id": self.tokenizer.backend.token_to_id(tokens[f"{name}_token"])

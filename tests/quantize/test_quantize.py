@@ -327,6 +327,18 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "expected one of awq, gptq, rtn" in capsys.readouterr().err
 
 
+def test_what_its_authors_advise_stays_with_a_model_that_loses_its_name(tmp_path: Path) -> None:
+    model = tmp_path / "Llama-3.2-tiny"
+    save_model(model)
+    (model / "generation_config.json").write_text('{"eos_token_id": 7}')
+    source = Source(model)
+    for content in ({"eos_token_id": 7, "do_sample": True, "temperature": 0.6, "top_p": 0.9}, {"top_k": 3}):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        source.write_files(tmp_path / "out", {})
+        assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == content
+        (model / "generation_config.json").write_text('{"top_k": 3}')  # what a file says stays as it is
+
+
 def test_a_file_that_is_quantized_already_is_said_to_be(smollm2_gguf: Path, caplog: pytest.LogCaptureFixture) -> None:
     Source(smollm2_gguf)
     assert "is already quantized (" in caplog.text and "Q4_1" in caplog.text

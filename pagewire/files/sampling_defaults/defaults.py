@@ -19,7 +19,7 @@ from pagewire.files.gguf import read_header
 from pagewire.files.json_file import read_json_object
 from pagewire.files.sampling_defaults.advice import advice_for
 
-FILE = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # The keys of generation_config.json that are read, as vLLM reads them, and the parameters of which they are defaults.
 # max_new_tokens is also the limit of requests that ask for more (`sampling_params` of text_requests.py).
@@ -77,10 +77,10 @@ def defaults_of_model(model: str, path: Path | None) -> SamplingDefaults:
     """Returns the defaults in the model's files, and its authors' advice if the files name no sampling at all: half of
     each would be a mixture that no author advised. Raises StartupError."""
     values: dict[str, float] = {}
-    if path is not None and path.is_dir() and (path / FILE).is_file():
-        values = _of_json(path / FILE)
+    if path is not None and path.is_dir() and (path / GENERATION_CONFIG).is_file():
+        values = _of_json(path / GENERATION_CONFIG)
         if values.keys() & set(_SAMPLING):
-            return SamplingDefaults(values, FILE)
+            return SamplingDefaults(values, GENERATION_CONFIG)
     metadata = _metadata(path)
     keys = {key for key in metadata if key.startswith(_GGUF_PREFIX)}
     if of_file := _values(metadata, _GGUF_KEYS, str(path)):
@@ -88,7 +88,7 @@ def defaults_of_model(model: str, path: Path | None) -> SamplingDefaults:
         return SamplingDefaults(values | of_file, f"{_GGUF_PREFIX}* of the GGUF file", ignored)
     if advice := advice_for(_names(model, path, metadata)):
         return SamplingDefaults(values | dict(advice.values), f"the authors of {advice.family}, {advice.source}")
-    return SamplingDefaults(values, FILE if values else "")
+    return SamplingDefaults(values, GENERATION_CONFIG if values else "")
 
 
 def _names(model: str, path: Path | None, metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -126,9 +126,11 @@ def _metadata(path: Path | None) -> dict[str, Any]:
 
 def _named_file(source: str) -> Path:
     path = Path(source).expanduser()
-    file = path / FILE if path.is_dir() else path
+    file = path / GENERATION_CONFIG if path.is_dir() else path
     if not file.is_file():
-        raise StartupError(f"--generation-config {source}: there is no such file, and no directory with {FILE}")
+        raise StartupError(
+            f"--generation-config {source}: there is no such file, and no directory with {GENERATION_CONFIG}"
+        )
     return file
 
 
