@@ -80,6 +80,7 @@ def end_one_by_one(url: str, num_requests: int) -> None:
 
     def complete(number: int) -> None:
         body = {"model": model, "prompt": f"{number}.", "max_tokens": 2 * number, "ignore_eos": True}
+        body |= {"temperature": 1.0, "top_p": 1.0}  # not the model's defaults
         request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -28,6 +28,7 @@ class Results:
 async def ask(client: httpx.AsyncClient, results: Results, max_tokens: int, *, comes_back: bool) -> None:
     words = " ".join(str(random.randrange(1000)) for _ in range(random.randrange(20, 100)))
     body = {"prompt": words, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+    body |= {"temperature": 1.0, "top_p": 1.0}  # not the model's defaults
     for attempt in range(2):
         start = time.monotonic()
         async with client.stream("POST", "/v1/completions", json=body) as response:

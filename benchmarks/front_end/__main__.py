@@ -24,7 +24,7 @@ STEP_MS = 8
 # Tells the peer that a call is wanted (peers/vllm_front_end.py); the tokenizer service here sees the tools.
 CALLS_SEED = 7
 
-CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "What is paging?"}]}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "What is paging?"}], "temperature": 1.0}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 STREAMED = CHAT | {"stream": True, "max_tokens": NUM_TOKENS}
 ASKED: dict[str, dict[str, Any]] = {

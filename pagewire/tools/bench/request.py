@@ -42,6 +42,7 @@ def body(config: ServerFlags, model: str, prompt: str, max_tokens: int) -> dict[
         "model": model,
         "max_tokens": max_tokens,
         "temperature": config.temperature,
+        "top_p": 1.0,  # as temperature, not by the model's defaults, which servers read differently
         "stream": True,
         "stream_options": {"include_usage": True},
     }
