@@ -19,7 +19,7 @@ This page is generated from the declared types by `make docs`. A running server 
 `/openapi.json`. [usage.md](usage.md) has examples.
 
 - A parameter that a body does not list is refused with 400 and its name. `null` means unset.
-- "Default" is the value of an unset parameter. The model's `generation_config.json` may override it.
+- "Default" is the value of an unset parameter. The server's defaults override it: those of `/v1/models`.
 - "Where" is the service that applies a parameter.
 - Members of an answer marked with "?" are left out if they have no value; all others are always present.
 - Every error is an [ErrorResponse](#errorresponse).
