@@ -117,7 +117,8 @@ class Source:
         """Adds the sampling that requests get by default: the model may be recognized by its name, which changes."""
         given = read_json_object(file) if file.is_file() else self._generation_config()
         defaults = defaults_of_model(self.path.name, self.checkpoint.path)
-        sampling = {key: defaults.values[name] for key, name in KEYS.items() if name in defaults.values}
+        written = defaults.values.keys() - defaults.unless_greedy  # which the file cannot tell apart
+        sampling = {key: defaults.values[name] for key, name in KEYS.items() if name in written}
         if sampling.keys() - given.keys():  # transformers rejects them without this key
             given = {"do_sample": sampling.get("temperature") != 0} | given
         if given or sampling:

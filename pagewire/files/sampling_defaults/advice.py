@@ -4,19 +4,21 @@ A model is recognized by its name. The first row that matches decides, so a narr
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 _SEPARATORS = re.compile(r"[\s_/-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The advice of a family's authors. values: by parameter. source: the page that states it."""
+    """The advice of a family's authors. values: by parameter. source: the page that states it. added: what is ours, for
+    requests that are not greedy."""
 
     family: str
-    values: Mapping[str, float]
+    values: dict[str, float]
     source: str
+    added: dict[str, float] = field(default_factory=dict)
 
 
 # The pattern is searched at the beginning of a word of the name, which is in small letters with hyphens between words.
@@ -47,9 +49,20 @@ _TABLE: tuple[tuple[str, Advice], ...] = (
         r"smollm3(?!.*base)",
         Advice("SmolLM3", {"temperature": 0.6, "top_p": 0.95}, "huggingface.co/HuggingFaceTB/SmolLM3-3B"),
     ),
+    # Of 20 answers of the built-in model with its authors' values alone, 7 repeated themselves until max_tokens; with a
+    # frequency penalty, none did. A repetition penalty also weakens the words of the question: 2 + 2 was no longer 4.
+    (
+        r"smollm2-135m.*instruct",
+        Advice(
+            "SmolLM2",
+            {"temperature": 0.2, "top_p": 0.9},
+            "huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+            added={"frequency_penalty": 0.3},
+        ),
+    ),
     (
         r"smollm2.*instruct",
-        Advice("SmolLM2", {"temperature": 0.2, "top_p": 0.9}, "huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct"),
+        Advice("SmolLM2", {"temperature": 0.2, "top_p": 0.9}, "huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct"),
     ),
     (
         r"smollm-.*instruct",

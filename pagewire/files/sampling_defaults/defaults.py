@@ -24,6 +24,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # The keys of generation_config.json that are read, as vLLM reads them, and the parameters of which they are defaults.
 # max_new_tokens is also the limit of requests that ask for more (`sampling_params` of text_requests.py).
 KEYS = {name: name for name in _SAMPLING} | {"max_new_tokens": "max_tokens"}
+_OVERRIDABLE = KEYS | {name: name for name in ("presence_penalty", "frequency_penalty")}
 # The keys of a GGUF file that llama.cpp's converter writes from the same file.
 _GGUF_PREFIX = "general.sampling."
 _GGUF_KEYS = {
@@ -43,11 +44,13 @@ class SamplingDefaults:
     """Defaults of sampling parameters; those that are missing are OpenAI's.
 
     source: where they come from, in words; "" if no source names any. ignored: keys of the file without a counterpart.
+    unless_greedy: the names of those that a request for the most probable tokens does not get.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
     ignored: tuple[str, ...] = ()
+    unless_greedy: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         listed = (
@@ -69,8 +72,13 @@ def sampling_defaults(config: TokenizerConfig, path: Path | None) -> SamplingDef
         chosen = SamplingDefaults(_of_json(_named_file(source)), f"--generation-config {source}")
     if config.override_generation_config is None:
         return chosen
-    values = {**chosen.values, **_overrides(config.override_generation_config)}
-    return SamplingDefaults(values, " and ".join(filter(None, (_OVERRIDE, chosen.source))), chosen.ignored)
+    overrides = _overrides(config.override_generation_config)
+    return SamplingDefaults(
+        {**chosen.values, **overrides},
+        " and ".join(filter(None, (_OVERRIDE, chosen.source))),
+        chosen.ignored,
+        chosen.unless_greedy - overrides.keys(),
+    )
 
 
 def defaults_of_model(model: str, path: Path | None) -> SamplingDefaults:
@@ -87,7 +95,11 @@ def defaults_of_model(model: str, path: Path | None) -> SamplingDefaults:
         ignored = tuple(sorted(keys - _GGUF_KEYS.keys()))
         return SamplingDefaults(values | of_file, f"{_GGUF_PREFIX}* of the GGUF file", ignored)
     if advice := advice_for(_names(model, path, metadata)):
-        return SamplingDefaults(values | dict(advice.values), f"the authors of {advice.family}, {advice.source}")
+        source = f"the authors of {advice.family}, {advice.source}"
+        if advice.added:
+            source += f" ({', '.join(advice.added)}: Pagewire's)"
+        values |= advice.values | advice.added
+        return SamplingDefaults(values, source, unless_greedy=frozenset(advice.added))
     return SamplingDefaults(values, GENERATION_CONFIG if values else "")
 
 
@@ -152,9 +164,9 @@ def _overrides(text: str) -> dict[str, float]:
         raise StartupError(f"{_OVERRIDE} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise StartupError(f'{_OVERRIDE} must be a JSON object, as {{"temperature": 0.6}}')
-    if unknown := sorted(content.keys() - KEYS.keys()):
-        raise StartupError(f"{_OVERRIDE} has unknown keys: {', '.join(unknown)}; known are {', '.join(KEYS)}")
-    return _values(content, KEYS, _OVERRIDE, "correct it")
+    if unknown := sorted(content.keys() - _OVERRIDABLE.keys()):
+        raise StartupError(f"{_OVERRIDE} has unknown keys: {', '.join(unknown)}; known are {', '.join(_OVERRIDABLE)}")
+    return _values(content, _OVERRIDABLE, _OVERRIDE, "correct it")
 
 
 def _values(

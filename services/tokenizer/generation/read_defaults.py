@@ -25,4 +25,8 @@ def read_request_defaults(config: TokenizerConfig, tokenizer_path: Path) -> Requ
     else:
         logger.info("sampling defaults: %s; --override-generation-config sets others", defaults)
     params = SamplingParams(**defaults.values)  # type: ignore[arg-type]  # the fields' types are those of the table
-    return RequestDefaults(params, defaults.source)
+    of_greedy = SamplingParams()
+    of_greedy.CopyFrom(params)
+    for name in defaults.unless_greedy:
+        of_greedy.ClearField(name)  # type: ignore[arg-type]  # as above
+    return RequestDefaults(params, of_greedy, defaults.source)

@@ -114,7 +114,7 @@ class TextGenerator:
     async def prepare(self, received: Received, span: Span) -> PreparedRequest:
         """Checks a request, resolves its parameters and encodes its prompt. Raises RpcError."""
         request = received.request
-        params = sampling_params(received.given, self.defaults.params)
+        params = sampling_params(received.given, self.defaults.of(received.given))
         check_parameters(received, params)
         self._reading.constrain(request, params)
         self.check_model(request.model)

@@ -18,6 +18,7 @@ OF_THE_MODEL = {
 }  # fmt: skip
 LLAMA = {"temperature": 0.6, "top_p": 0.9}
 SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
+BUILT_IN = SMOLLM2 | {"frequency_penalty": 0.3}
 THINKING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
 
 
@@ -97,14 +98,22 @@ def test_advice_is_for_files_that_name_no_sampling(tmp_path: Path) -> None:
 
 def test_a_model_is_recognized_by_each_of_its_names(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--HuggingFaceTB--SmolLM2-135M-Instruct" / "snapshots" / "12fd25f"
-    assert read(save(snapshot, None)) == SMOLLM2
-    assert read("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path) == SMOLLM2
+    assert read(save(snapshot, None)) == BUILT_IN
+    assert read("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path) == BUILT_IN
     assert read(save(tmp_path / "mine", None, _name_or_path="HuggingFaceTB/SmolLM2-360M-Instruct")) == SMOLLM2
     assert read(save_gguf(tmp_path / "x.gguf", "Llama 3.2 1B Instruct")) == LLAMA
     blob = tmp_path / "blob"
     save_gguf(blob)
     (tmp_path / "smollm2-1.7b-instruct-q4_k_m.gguf").symlink_to(blob)
     assert read(tmp_path / "smollm2-1.7b-instruct-q4_k_m.gguf") == SMOLLM2
+
+
+def test_what_is_not_the_authors_is_named_and_gives_way() -> None:
+    ours = defaults("smollm2-135m-instruct", Path("/nowhere"))
+    assert ours.values == BUILT_IN and ours.unless_greedy == {"frequency_penalty"}
+    assert ours.source.endswith("(frequency_penalty: Pagewire's)")
+    chosen = defaults("smollm2-135m-instruct", Path("/nowhere"), override_generation_config='{"frequency_penalty": 0}')
+    assert chosen.values == SMOLLM2 | {"frequency_penalty": 0} and not chosen.unless_greedy
 
 
 @pytest.mark.parametrize("name", [name for name in WHEEL_MODELS if name != "all-minilm-l6-v2"])

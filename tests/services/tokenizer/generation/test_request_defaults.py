@@ -43,6 +43,14 @@ async def test_requests_get_the_models_values_where_they_name_none(tmp_path: Pat
     assert all(resolve(params) for params in sent)
 
 
+async def test_a_request_for_the_most_probable_tokens_gets_them(tmp_path: Path) -> None:
+    async with line(tmp_path, save(tmp_path / "SmolLM2-135M-Instruct")).running() as running:
+        for params in ({}, {"temperature": 0.9}, {"temperature": 0}, {"temperature": 1e-9, "frequency_penalty": 0.5}):
+            await running.generate(text="a", sampling_params=common_pb2.SamplingParams(**params))
+    sent = [resolve(request.sampling_params) for request in running.scheduler.requests]
+    assert [round(params.frequency_penalty, 3) for params in sent] == [0.3, 0.3, 0, 0.5]
+
+
 async def test_clients_and_the_log_say_which_apply(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with line(tmp_path, save(tmp_path / "Llama-3.2-1B-Instruct")).running() as running:
