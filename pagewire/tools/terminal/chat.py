@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 
 from pagewire.client import Client
 from pagewire.errors import StartupError
@@ -95,7 +96,8 @@ class _Chat:
         self._client = client
         self._config = config
         self._model = model
-        self._conversation = Conversation(config.system, given, chat_defaults(model))
+        of_server = MessageToDict(model.default_sampling_params, preserving_proto_field_name=True)
+        self._conversation = Conversation(config.system, given, chat_defaults(model), of_server)
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
 
     async def run(self) -> int:

@@ -42,12 +42,14 @@ def chat_defaults(model: Model) -> dict[str, float]:
 
 @dataclass
 class Conversation:
-    """A chat. settings: sampling parameters that the user set. defaults: values of the others. first: the index of the
-    first message that is still sent; earlier ones no longer fit."""
+    """A chat. settings: sampling parameters that the user set. defaults: values of the others. of_server: what the
+    server takes for those that are in neither. first: the index of the first message that is still sent; earlier ones
+    no longer fit."""
 
     system: str | None = None
     settings: dict[str, float] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
+    of_server: Mapping[str, float] = field(default_factory=dict)
     turns: list[Message] = field(default_factory=list)
     first: int = 0
 
@@ -107,8 +109,13 @@ class Conversation:
             else:
                 self.settings.pop(name, None)
             return ""
+        return "\n".join(f"{name:<20}{self._shown(name)}" for name in _SETTINGS)
+
+    def _shown(self, name: str) -> str:
         given = self.sampling_params
-        return "\n".join(f"{name:<20}{given.get(name, '(default)')}" for name in _SETTINGS)
+        if name in given:
+            return str(given[name])
+        return f"{self.of_server[name]} (default)" if name in self.of_server else "(default)"
 
     def _save(self, path: Path) -> str:
         text = json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False)

@@ -26,6 +26,19 @@ def test_settings_go_over_the_defaults_of_chats() -> None:
     assert conversation.sampling_params["temperature"] > 0
 
 
+def test_settings_show_what_the_server_takes() -> None:
+    conversation = Conversation(of_server={"temperature": 0.2, "top_p": 0.9})
+    conversation.command("/set top_p 0.5")
+    shown = {
+        name: value for name, _, value in (line.partition(" ") for line in conversation.command("/set").split("\n"))
+    }
+    assert {name: shown[name].strip() for name in ("temperature", "top_p", "top_k")} == {
+        "temperature": "0.2 (default)",
+        "top_p": "0.5",
+        "top_k": "(default)",
+    }
+
+
 def test_what_the_model_recommends_is_left_to_the_server() -> None:
     recommended = common_pb2.SamplingParams(temperature=1.0, top_k=20)
     source = "generation_config.json"

@@ -49,7 +49,7 @@ def defaults(model: Path | str, path: Path | None = None, **config: Any) -> Samp
     return sampling_defaults(TokenizerConfig(model=str(model), **config), Path(model) if path is None else path)
 
 
-def read(model: Path | str, path: Path | None = None, **config: Any) -> dict[str, float]:
+def read(model: Path | str, path: Path | None = None, **config: Any) -> dict[str, Any]:
     return {name: pytest.approx(value) for name, value in defaults(model, path, **config).values.items()}
 
 
@@ -73,7 +73,14 @@ def test_where_the_values_come_from(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_has_the_values_that_its_converter_wrote(tmp_path: Path) -> None:
-    keys = {"temp": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 0}
+    keys: dict[str, Any] = {
+        "temp": 0.75,
+        "top_k": 20,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "penalty_repeat": 1.5,
+        "mirostat": 0,
+    }
     found = defaults(save_gguf(tmp_path / "Llama-3.2-1B.gguf", **keys))
     assert found.values == {"temperature": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5}
     assert found.source == "general.sampling.* of the GGUF file" and found.ignored == ("general.sampling.mirostat",)
@@ -177,7 +184,7 @@ def test_what_authors_advise(name: str, values: dict[str, float]) -> None:
         ({}, {"override_generation_config": '{"top_p": 0}'}, "--override-generation-config: top_p is 0"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, content: Any, config: dict[str, str], message: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, content: Any, config: dict[str, Any], message: str) -> None:
     model = save(tmp_path, content)
     with pytest.raises(StartupError, match=message):
         defaults(model, **config)
