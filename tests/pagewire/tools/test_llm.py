@@ -58,7 +58,8 @@ class Server(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.ScoreResponse(scores=[len(pair.text) + len(pair.text_pair) for pair in request.pairs])
 
     async def ListModels(self, request: Any, context: Any) -> inference_pb2.ListModelsResponse:
-        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(id="m")])
+        defaults = common_pb2.SamplingParams(temperature=0.2, top_k=20)
+        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(id="m", default_sampling_params=defaults)])
 
 
 @pytest.fixture
@@ -159,3 +160,7 @@ def test_mistakes_are_named() -> None:
         LLM(block_size=7)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         pagewire.nothing_like_it  # noqa: B018
+
+
+async def test_the_models_default_sampling_is_known(llm: LLM) -> None:
+    assert await asyncio.to_thread(llm.get_default_sampling_params) == SamplingParams(temperature=0.2, top_k=20)
