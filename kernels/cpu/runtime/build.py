@@ -1,54 +1,41 @@
-"""Compiles the C++ kernels once per machine and loads them.
+"""Finds the C++ kernels: in the wheel, else in the user's cache, else compiles them, once per machine.
 
-The library is in the user's cache under a name that covers everything it depends on: sources, flags, compiler and
-processor. A changed machine or source therefore finds no library and compiles a new one (a minute of a core or two).
-It ends with a digest of itself, because a library that was cut short would be loaded, and end the process when used.
+A library's name covers everything that it depends on: sources, flags and, of a library in the cache, compiler and
+processor. A changed machine or source therefore finds no library and compiles a new one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import hashlib
 import logging
 import os
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BuildError", "cache_dir", "load_library"]
+from pagewire.kernels.cpu.runtime import variants
+from pagewire.kernels.cpu.runtime.compiler import (
+    FLAGS,
+    LINK_FLAGS,
+    NATIVE,
+    SOURCE_DIR,
+    BuildError,
+    Compiler,
+    make_folder,
+    sources,
+)
+from pagewire.kernels.cpu.runtime.seal import open_sealed
+
+__all__ = ["SHIPPED_DIR", "BuildError", "Outlook", "cache_dir", "load_library", "outlook", "shipped_name"]
 
 logger = logging.getLogger(__name__)
 
-_SOURCE_DIR = Path(__file__).parents[1] / "csrc"
-_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=c++17",
-    "-ffp-contract=fast",
-    "-pthread",
-    "-fPIC",
-    "-Wno-psabi",
-)
-# Headers are included by their paths below the sources. This is not among the flags, which are part of the name.
-_INCLUDE = f"-I{_SOURCE_DIR}"
-_LINK_FLAGS = ("-shared", "-pthread")
-_COMPILE_TIMEOUT_S = 900  # a minute of work, on cores that may be busy otherwise
-# The library in its file is followed by this and its SHA-256.
-_SEAL = b"pagewire kernels\0"
-_MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
-
-
-class BuildError(RuntimeError):
-    """The C++ kernels cannot be compiled or loaded here; the message names the cause and the remedy."""
+SHIPPED_DIR = Path(__file__).parents[1] / "shipped"  # exists in wheels only
 
 
 def cache_dir() -> Path:
@@ -60,21 +47,66 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "pagewire"
 
 
+def shipped_name(variant: variants.Variant) -> str:
+    """Returns the name of a wheel's file for these very sources."""
+    return f"kernels-{variant.name}-{_digest(variant.flags)}.so"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What load_library() would do. library: what it would load; None: it would compile. compiler: of its own, or the
+    one that it would use."""
+
+    library: Path | None
+    compiler: str = ""
+
+
+def outlook() -> Outlook:
+    """Returns what load_library() would do, without doing it. Raises BuildError if it certainly fails."""
+    for path in _shipped():
+        return Outlook(path)
+    compiler = Compiler.find()
+    path = _cached_path(compiler)
+    return Outlook(path if path.exists() else None, str(compiler))
+
+
 def load_library() -> ctypes.CDLL:
-    """Returns the compiled kernels, from the cache if it holds a usable library. Raises BuildError."""
-    compiler = _compiler()
-    path = cache_dir() / f"kernels-{_fingerprint(compiler)}.so"
-    if library := _cached(path):
+    """Returns the kernels; compiles them if the wheel and the cache have none that can be used. Raises BuildError."""
+    for path in _shipped():
+        try:
+            library = open_sealed(path)
+        except OSError as error:
+            logger.warning("the CPU kernels of this installation cannot be used: %s; reinstall pagewire", error)
+            continue
+        logger.info("CPU kernels: %s", path.name)
         return library
-    _make_folder(path.parent)
+    compiler = Compiler.find()
+    path = _cached_path(compiler)
+    return _cached(path) or _compiled(compiler, path)
+
+
+def _shipped() -> Iterator[Path]:
+    """Yields the libraries in the wheel that this processor runs, the fastest first."""
+    if not SHIPPED_DIR.is_dir():
+        return
+    for variant in variants.suitable(variants.processor_flags()):
+        if (path := SHIPPED_DIR / shipped_name(variant)).exists():
+            yield path
+
+
+def _compiled(compiler: Compiler, path: Path) -> ctypes.CDLL:
+    make_folder(path.parent)
     with _only_one(path):
         if library := _cached(path):  # another process has compiled it meanwhile
             return library
         if path.exists():
             logger.warning("the compiled kernels %s are damaged or cannot be loaded; compiling them again", path)
-        _compile(compiler, path)
+        started = time.monotonic()
+        logger.info("compiling the CPU kernels, once on this machine, in about a minute: %s", compiler)
+        compiler.compile(NATIVE, path)
+        logger.info("compiled the CPU kernels in %.0f s: %s", time.monotonic() - started, path)
     try:
-        return _open(path)
+        return open_sealed(path)
     except OSError as error:
         raise BuildError(
             f"the compiled kernels cannot be loaded: {error}; delete {path} to compile them again"
@@ -83,22 +115,14 @@ def load_library() -> ctypes.CDLL:
 
 def _cached(path: Path) -> ctypes.CDLL | None:
     try:
-        return _open(path) if _is_sealed(path.read_bytes()) else None
+        return open_sealed(path)
     except OSError:
         return None
 
 
-def _open(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
-
-
-def _sealed(library: bytes) -> bytes:
-    return library + _SEAL + hashlib.sha256(library).digest()
-
-
-def _is_sealed(content: bytes) -> bool:
-    library = content[: -len(_SEAL) - hashlib.sha256().digest_size]
-    return content == _sealed(library)
+def _cached_path(compiler: Compiler) -> Path:
+    digest = _digest([*NATIVE, *compiler.command, compiler.version, platform.machine(), _processor()])
+    return cache_dir() / f"kernels-{digest}.so"
 
 
 @contextlib.contextmanager
@@ -108,28 +132,21 @@ def _only_one(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # file systems without locks: the last process replaces the others' library
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, folder)
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another process, which compiles the CPU kernels")
+                fcntl.flock(folder, fcntl.LOCK_EX)
         yield
 
 
-def _compiler() -> list[str]:
-    command = shlex.split(os.environ.get("CXX", "g++"))
-    if not command or shutil.which(command[0]) is None:
-        raise BuildError(f"no C++ compiler ({shlex.join(command)} not found): install g++ or set CXX")
-    return command
-
-
-def _sources() -> list[Path]:
-    return sorted(_SOURCE_DIR.rglob("*.cpp"))
-
-
-def _fingerprint(compiler: list[str]) -> str:
-    digest = hashlib.sha256(_SEAL)
-    for path in sorted([*_sources(), *_SOURCE_DIR.rglob("*.h")]):
-        name = path.relative_to(_SOURCE_DIR).as_posix()
+def _digest(parts: Sequence[str]) -> str:
+    """Returns a digest of the sources, the flags of all libraries and these parts."""
+    digest = hashlib.sha256()
+    for path in sorted([*sources(), *SOURCE_DIR.rglob("*.h")]):
+        name = path.relative_to(SOURCE_DIR).as_posix()
         digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    for part in (*_FLAGS, *_LINK_FLAGS, *compiler, version, platform.machine(), _processor()):
+    for part in (*FLAGS, *LINK_FLAGS, *parts):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -142,79 +159,3 @@ def _processor() -> str:
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
     lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.split("\t")[0].strip() in wanted)
-
-
-def _compile(compiler: list[str], path: Path) -> None:
-    """Compiles next to `path` and renames: concurrent processes never see a partial library."""
-    _make_folder(path.parent)
-    try:
-        folder = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent)
-    except OSError as error:
-        raise _cannot_write(path.parent, error) from error
-    logger.info("compiling the CPU kernels (once per machine): %s", shlex.join([*compiler, *_FLAGS]))
-    started = time.monotonic()
-    with folder as name:
-        objects = _compile_objects(compiler, Path(name), started + _COMPILE_TIMEOUT_S)
-        library = Path(name) / path.name
-        _run([*compiler, *_LINK_FLAGS, *map(str, objects), "-o", str(library)], started + _COMPILE_TIMEOUT_S)
-        try:
-            library.write_bytes(_sealed(library.read_bytes()))
-            library.replace(path)
-        except OSError as error:
-            raise _cannot_write(path.parent, error) from error
-    logger.info("compiled the CPU kernels in %.1f s: %s", time.monotonic() - started, path)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-
-
-def _cannot_write(folder: Path, error: OSError) -> BuildError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _disk_full(folder)
-    return BuildError(f"cannot write to {folder}: {error}; set PAGEWIRE_CACHE_DIR to a writable folder")
-
-
-def _disk_full(folder: Path) -> BuildError:
-    return BuildError(
-        f"no space is left on the disk of {folder}, which keeps the compiled kernels: free 100 MB there, or set"
-        " PAGEWIRE_CACHE_DIR to a folder on another disk"
-    )
-
-
-def _compile_objects(compiler: list[str], folder: Path, deadline: float) -> list[Path]:
-    """Compiles an object file per source, several at a time, the slowest first."""
-    sources = sorted(_sources(), key=lambda path: path.stat().st_size, reverse=True)
-    objects = [folder / f"{'-'.join(source.relative_to(_SOURCE_DIR).parts)}.o" for source in sources]
-    commands = [
-        [*compiler, *_FLAGS, _INCLUDE, "-c", str(source), "-o", str(result)]
-        for source, result in zip(sources, objects, strict=True)
-    ]
-    with ThreadPoolExecutor(min(_MAX_JOBS, len(os.sched_getaffinity(0)))) as pool:
-        jobs = [pool.submit(_run, command, deadline) for command in commands]
-        try:
-            for job in jobs:
-                job.result()
-        except BuildError:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return objects
-
-
-def _run(command: list[str], deadline: float) -> None:
-    """deadline: of time.monotonic()"""
-    try:
-        timeout = max(0.0, deadline - time.monotonic())
-        # The compiler's temporary files are next to its output, so that only one disk can be full.
-        folder = Path(command[-1]).parent
-        environment = {**os.environ, "TMPDIR": str(folder)}
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout, env=environment)
-    except subprocess.CalledProcessError as error:
-        if os.strerror(errno.ENOSPC) in error.stderr or os.strerror(errno.EDQUOT) in error.stderr:
-            raise _disk_full(folder.parent) from error
-        raise BuildError(f"{command[0]} failed:\n{error.stderr[-2000:]}") from error
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise BuildError(f"{command[0]} did not finish: {error}") from error

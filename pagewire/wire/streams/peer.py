@@ -90,6 +90,11 @@ class Peer(Generic[Out, In]):
         return self.is_up and (self._pings is None or self._pings.is_serving)
 
     @property
+    def is_connected(self) -> bool:
+        """True if the other side accepts connections; it may be unable to serve yet."""
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    @property
     def load(self) -> int:
         return self.num_requests + self.num_calls
 

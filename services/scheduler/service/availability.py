@@ -19,9 +19,13 @@ class Availability:
     model or its maximum length changes.
     """
 
-    def __init__(self, config: SchedulerConfig, on_given_up: Callable[[RpcError], None]) -> None:
-        """on_given_up: called with the error for the waiting requests."""
+    def __init__(
+        self, config: SchedulerConfig, starting: Callable[[], list[str]], on_given_up: Callable[[RpcError], None]
+    ) -> None:
+        """starting: returns the addresses of executors that are there, but not ready. on_given_up: called with the
+        error for the waiting requests."""
         self._config = config
+        self._starting = starting
         self._on_given_up = on_given_up
         self._info: ExecutorInfo | None = None
         self._is_given_up = False
@@ -90,6 +94,11 @@ class Availability:
         self._moved.set()
 
     def _unavailable(self) -> RpcError:
+        if starting := self._starting():
+            return RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the executor at {', '.join(starting)} is not ready yet, as when it loads a model; try again later",
+            )
         return RpcError(
             grpc.StatusCode.UNAVAILABLE,
             f"no executor was found at {self._config.executor_address} for {self._config.recovery_timeout:g} s; "

@@ -70,7 +70,7 @@ class Engine:
         self._delivery = Delivery(self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end)
         self.accounts = self._delivery.accounts
         self._tracking = Tracking(self._delivery.live)
-        self.availability = Availability(config, self._on_given_up)
+        self.availability = Availability(config, self.executors.starting, self._on_given_up)
         self.draining = Draining()
         self._last_request_id = 0
         self.weights = make_weights(self)
@@ -311,7 +311,8 @@ class Engine:
     def _on_given_up(self, error: RpcError) -> None:
         """Ends all requests because no executor connected in time."""
         self._delivery.deliver()
-        logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
+        if self._delivery.live or not self.executors.starting():
+            logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
         for live in list(self._delivery.live.values()):
             self._stop(live, FinishReason.ERROR)
             self._delivery.end(live, error)

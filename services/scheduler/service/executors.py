@@ -65,6 +65,10 @@ class Executors:
         self._changed.set()
         self._listener.on_listed()
 
+    def starting(self) -> list[str]:
+        """Returns the addresses of executors that accept connections, but have not become ready."""
+        return [driver.address for driver in self.drivers.values() if driver.is_starting]
+
     def on_progress(self) -> None:
         """Takes in that a request may have ended, or an executor left."""
         if any(driver.is_unlisted for driver in self.drivers.values()):
