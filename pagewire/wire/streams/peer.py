@@ -69,6 +69,7 @@ class Peer(Generic[Out, In]):
         self.channel = channel
         self.is_listed = True
         self.is_up = False  # it has sent a message on the present stream
+        self._has_been_up = False
         self.is_draining = False  # and its last greeting says so
         self.unsent: dict[int, Any] = {}  # requests that were not sent yet, by number
         self.aborts: list[int] = []
@@ -90,9 +91,9 @@ class Peer(Generic[Out, In]):
         return self.is_up and (self._pings is None or self._pings.is_serving)
 
     @property
-    def is_connected(self) -> bool:
-        """True if the other side accepts connections; it may be unable to serve yet."""
-        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+    def is_starting(self) -> bool:
+        """True if the other side accepts connections, but has not been up yet."""
+        return not self._has_been_up and self.channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property
     def load(self) -> int:
@@ -136,7 +137,7 @@ class Peer(Generic[Out, In]):
     def on_message(self, message: In) -> None:
         if not self.is_up:
             self._owner.check_greeting(self, message)
-            self.is_up = True
+            self.is_up = self._has_been_up = True
             self._owner.on_up(self)
         if message.draining and not self.is_draining:
             self.is_draining = True

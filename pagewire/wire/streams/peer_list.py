@@ -24,6 +24,10 @@ class PeerList:
         self._tasks: dict[Listed, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()  # a peer may have to be started or removed
 
+    @property
+    def has_starting(self) -> bool:
+        return any(peer.is_starting for peer in self.peers)
+
     def follow(self, listed: Sequence[Listed]) -> None:
         """Applies a new list."""
         present = set(listed)

@@ -282,18 +282,13 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         else:
             self._given_up = True
             self._notify()
-        if late or (self._given_up and not self._is_starting):
+        if late or (self._given_up and not self._list.has_starting):
             logger.error("%s; %d requests fail", self._unavailable().message, len(late))
         for request in late:
             self.fail(request, self._unavailable())
 
-    @property
-    def _is_starting(self) -> bool:
-        """Whether a peer is there that was not ready yet."""
-        return not self._has_been_up and any(peer.is_connected for peer in self.peers)
-
     def _unavailable(self) -> RpcError:
-        if self._is_starting:
+        if self._list.has_starting:
             return RpcError(grpc.StatusCode.UNAVAILABLE, f"the {self._name} is still starting; try again later")
         return RpcError(
             grpc.StatusCode.UNAVAILABLE,

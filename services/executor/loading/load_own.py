@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config import model_refusals
+from pagewire.kernels.ops import cpu_backend
 from pagewire.process.process import usable_cores
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
@@ -31,6 +32,8 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
 logger = logging.getLogger(__name__)
+
+_MOST_FOR_DENSE = 0.7  # of the free memory; the rest is for the KV cache and activations
 
 
 def load_own(
@@ -56,7 +59,6 @@ def load_own(
     weights = None if dummy_seed is not None else checkpoint.weights()
     found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
-    dequantize = quantization == "none"
     # On "meta", without memory: errors of the checkpoint or the device's size are found before any is allocated.
     placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
     nowhere = replace(placement, device=torch.device("meta"))
@@ -78,6 +80,8 @@ def load_own(
     if stage.count > 1 or whole_experts:
         shapes = make_own(checkpoint, config, length, replace(placement, device=torch.device("meta")))
         stored = 0 if weights is None else _quantized_bytes(weights, shapes)
+    for_torch = quantization is None and found is not None and _suits_torch(shapes, device)
+    dequantize = quantization == "none" or for_torch
     memory.check_weights_fit(shapes.weight_bytes + (dense_bytes(shapes) if dequantize else stored), device)
     model = make_own(checkpoint, config, length, placement)
     model.cache_order = tuple(dict.fromkeys(cache_order))
@@ -95,8 +99,20 @@ def load_own(
         if cache is not None:
             cache.save(model)
     model.finish_loading()
-    weights_report.report(model, found, weights, dequantized=dequantize)
+    why = "as plain torch multiplies them far faster" if for_torch else "as --quantization none asks"
+    weights_report.report(model, found, weights, dequantized=why if dequantize else "")
     return model
+
+
+def _suits_torch(shapes: OwnModel, device: torch.device) -> bool:
+    """Whether the model is multiplied by plain torch, which would dequantize its weights in every product, and has
+    memory to dequantize them once."""
+    if device.type != "cpu" or cpu_backend() != "torch":
+        return False
+    fits = shapes.weight_bytes + dense_bytes(shapes) <= _MOST_FOR_DENSE * memory.available_bytes(device)
+    if not fits:
+        logger.warning("too little memory to dequantize the weights once: plain torch does it in every product")
+    return fits
 
 
 def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement: Placement) -> OwnModel:

@@ -17,9 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def report(
-    model: OwnModel, quantization: Quantization | None, weights: WeightSource | None, *, dequantized: bool
+    model: OwnModel, quantization: Quantization | None, weights: WeightSource | None, *, dequantized: str
 ) -> None:
-    """Reports weights. quantization, weights: the checkpoint's. dequantized: all were dequantized on request."""
+    """Reports weights. quantization, weights: the checkpoint's. dequantized: why all were
+    dequantized; empty if they were not."""
     method = "none" if quantization is None else quantization.method
     parts = [part for module in model.modules() for part in module.parts]
     forms = Counter(map(form, parts))
@@ -32,7 +33,7 @@ def report(
         logger.info(
             "quantization %s%s: %s; %s of weights, %s in 16 bits",
             method,
-            ", dequantized as --quantization none asks" if dequantized else "",
+            f", dequantized {dequantized}" if dequantized else "",
             ", ".join(f"{count} {name}" for name, count in sorted(forms.items())),
             *map(mib, (model.weight_bytes, sixteen_bits)),
         )

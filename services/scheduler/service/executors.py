@@ -36,6 +36,11 @@ class ListListener(Protocol):
         """Takes in that a replica is removed right after this call."""
 
 
+def _is_starting(driver: ReplicaDriver) -> bool:
+    is_connected = driver.channel.get_state() is grpc.ChannelConnectivity.READY
+    return is_connected and not driver.has_executor and not driver.client.was_refused
+
+
 class Executors:
     """The drivers of all replicas: `drivers` has them by replica id and changes in place."""
 
@@ -67,7 +72,7 @@ class Executors:
 
     def starting(self) -> list[str]:
         """Returns the addresses of executors that accept connections, but have not become ready."""
-        return [driver.address for driver in self.drivers.values() if driver.is_starting]
+        return [driver.address for driver in self.drivers.values() if _is_starting(driver)]
 
     def on_progress(self) -> None:
         """Takes in that a request may have ended, or an executor left."""

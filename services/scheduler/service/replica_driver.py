@@ -78,12 +78,6 @@ class ReplicaDriver:
     def has_executor(self) -> bool:
         return self._replica.info is not None
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether the executor accepts connections, but has not become ready."""
-        is_connected = self.channel.get_state() is grpc.ChannelConnectivity.READY
-        return is_connected and not self.has_executor and not self.client.was_refused
-
     def set_listed(self, is_listed: bool) -> None:
         self.is_unlisted = not is_listed
         self._replica.is_leaving = self._is_ending or self.is_unlisted
