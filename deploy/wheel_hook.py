@@ -1,7 +1,7 @@
 """The build hook of wheels: compiles the C++ kernels for each kind of processor of this machine's architecture.
 
-Such a wheel starts without a compiler. The libraries depend on neither Python nor torch, only on glibc: one wheel per
-architecture serves all versions of both; its tag names the oldest glibc that has all that the libraries use.
+Such a wheel starts without a compiler. The libraries depend on neither Python nor torch: one wheel per architecture
+serves all versions of both, and its tag names the oldest Linux that has all that the libraries use.
 PAGEWIRE_WHEEL_KERNELS=none builds a wheel without kernels, for services that run no model; it is also what a machine
 without a compiler builds. Editable installations compile at their first start, for their own processor only.
 """
@@ -19,9 +19,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# Wheels hold the C++ runtime; what they need of glibc 2.17 and older is in every manylinux.
-_LINK_FLAGS = ("-static-libstdc++", "-static-libgcc")
+# manylinux_2_17 is the oldest that pip knows by this form of name.
 _OLDEST_GLIBC = 17
+# The C++ runtime comes with the system, as for torch. GLIBCXX_3.4.N is in manylinux_2_M, by the policies of auditwheel.
+_MANYLINUX_OF_CXX = {19: 17, 22: 24, 24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -45,7 +46,7 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
         for variant in variants.of_machine():
             self.app.display_info(f"compiling the CPU kernels: {variant.name}")
             path = Path(self._folder.name) / build.shipped_name(variant)
-            compiler.compile(variant.flags, path, _LINK_FLAGS)
+            compiler.compile(variant.flags, path)
             build_data["force_include"][str(path)] = f"pagewire/kernels/cpu/{build.SHIPPED_DIR.name}/{path.name}"
             libraries.append(path)
         if libraries:
@@ -58,10 +59,14 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def platform_tag(libraries: list[Path]) -> str:
-    """Returns the tag of a wheel with these libraries: the oldest manylinux that has the glibc which they need, or this
-    very system's, where there is no glibc."""
+    """Returns the tag of a wheel with these libraries: the oldest manylinux that has the symbols which they need, or
+    this very system's, where there is no glibc or a C++ runtime that no manylinux has."""
     if platform.libc_ver()[0] != "glibc":
         return f"linux_{platform.machine()}"
     said = subprocess.run(["objdump", "-T", *map(str, libraries)], capture_output=True, text=True, check=True).stdout
+    newest_cxx = max((int(minor) for minor in re.findall(r"GLIBCXX_3\.4\.(\d+)", said)), default=0)
+    of_cxx = next((minor for cxx, minor in _MANYLINUX_OF_CXX.items() if newest_cxx <= cxx), None)
+    if of_cxx is None:
+        return f"linux_{platform.machine()}"
     minors = [int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", said)]
-    return f"manylinux_2_{max([_OLDEST_GLIBC, *minors])}_{platform.machine()}"
+    return f"manylinux_2_{max([_OLDEST_GLIBC, of_cxx, *minors])}_{platform.machine()}"

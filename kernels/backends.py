@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["FOLDERS", "choose", "chosen", "cpu_backend", "find"]
+__all__ = ["FOLDERS", "SLOWDOWN", "choose", "chosen", "cpu_backend", "find"]
 
 FOLDERS = {
     "cuda": ("triton",),
@@ -27,26 +27,29 @@ FOLDERS = {
     "triton": ("triton", "fallback", "reference"),  # on a CPU, in Triton's interpreter
 }
 
+# Measured with the built-in model.
+SLOWDOWN = "5 to 15 times slower than C++"
+
 logger = logging.getLogger(__name__)
 
 
 def cpu_backend() -> str:
-    """Returns the backend of the CPU's ops: "cpp"; "torch" if no C++ compiler works (slower; logged once); or
-    "triton" on request: the CUDA kernels in Triton's interpreter."""
+    """Returns the backend of the CPU's ops: "cpp"; "torch" if there are no C++ kernels and none can be compiled (slower;
+    logged once); or "triton" on request: the CUDA kernels in Triton's interpreter."""
     return chosen()
 
 
 def choose() -> str:
     """Returns the choice of PAGEWIRE_CPU_KERNELS: "cpp" (the default), "torch" or "triton".
 
-    If the C++ kernels cannot be compiled it is "torch" instead, and the log gives the reason. "triton" runs the CUDA
-    kernels on the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from the start
-    of the process, and a model in fp32 or fp16 (the interpreter multiplies bf16 wrongly). Raises ValueError for
-    anything else.
+    If there are no C++ kernels and none can be compiled, it is "torch" instead, and the log gives the reason. "triton"
+    runs the CUDA kernels on the CPU, extremely slowly, to test the executor with them; it needs TRITON_INTERPRET=1 from
+    the start of the process, and a model in fp32 or fp16 (the interpreter multiplies bf16 wrongly). Raises ValueError
+    for anything else.
     """
     choice = os.environ.get("PAGEWIRE_CPU_KERNELS") or "cpp"  # empty means unset, as for all our variables
     if choice == "torch":
-        logger.warning("CPU kernels: plain torch, several times slower than C++ (PAGEWIRE_CPU_KERNELS=torch)")
+        logger.warning("CPU kernels: plain torch, %s (PAGEWIRE_CPU_KERNELS=torch)", SLOWDOWN)
     elif choice == "triton":
         if os.environ.get("TRITON_INTERPRET") != "1":
             raise ValueError("PAGEWIRE_CPU_KERNELS='triton' runs in Triton's interpreter only: set TRITON_INTERPRET=1")
@@ -57,7 +60,7 @@ def choose() -> str:
         try:
             importlib.import_module("pagewire.kernels.cpu.runtime.library")
         except BuildError as error:
-            logger.warning("CPU kernels: plain torch, several times slower than the C++ ones: %s", error)
+            logger.warning("CPU kernels: plain torch, %s: %s", SLOWDOWN, error)
             return "torch"
     else:
         raise ValueError(f'PAGEWIRE_CPU_KERNELS={choice!r} is unknown: use "cpp", "torch" or "triton"')

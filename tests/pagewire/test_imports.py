@@ -77,11 +77,12 @@ FENCES = {
     "kernels/cpu": ["triton"],
 }
 # What runs in processes of its own, which import what their service does not; and the doctor, which asks the executor's
-# own arithmetic what fits, where that is installed.
+# own arithmetic what fits, and for its kernels, where that is installed.
 EXEMPT = {
     "services/tokenizer/images/image_processor.py": {"transformers", "numpy"},
     "pagewire/tools/doctor/model.py": {"services", "torch"},
     "pagewire/tools/doctor/gpu.py": {"torch"},
+    "pagewire/tools/doctor/kernels.py": {"kernels"},
 }
 # The rooms of `pagewire/`, from the ground up: each imports only what stands above it in this list. `__init__.py` and
 # the command import tools when they are used, so they come last.

@@ -109,7 +109,7 @@ def _compiled(compiler: Compiler, path: Path) -> ctypes.CDLL:
         return open_sealed(path)
     except OSError as error:
         raise BuildError(
-            f"the compiled kernels cannot be loaded: {error}; delete {path} to compile them again"
+            f"the compiled kernels cannot be loaded: {error}", f"delete {path}, then start again"
         ) from error
 
 

@@ -42,11 +42,15 @@ _TIMEOUT_S = 900  # half a minute of work, on cores that may be busy otherwise
 _REPORT_EVERY_S = 5.0
 _MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
 _OLDEST_GCC = 12  # knows __builtin_shufflevector
-_INSTALL = "install g++ 12 or newer (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or set CXX"
+INSTALL = "install g++ 12 or newer (apt install g++, dnf install gcc-c++), or set CXX to one"
 
 
 class BuildError(RuntimeError):
-    """The C++ kernels cannot be compiled or loaded here; the message names the cause and the remedy."""
+    """The C++ kernels cannot be compiled or loaded here."""
+
+    def __init__(self, cause: str, remedy: str = INSTALL) -> None:
+        super().__init__(f"{cause}; {remedy}")
+        self.cause, self.remedy = cause, remedy
 
 
 def sources() -> list[Path]:
@@ -76,23 +80,23 @@ class Compiler:
         try:
             command = shlex.split(given)
         except ValueError as error:
-            raise BuildError(f"CXX={given!r} is not a command ({error}); {_INSTALL}") from error
+            raise BuildError(f"CXX={given!r} is not a command ({error})") from error
         if not command or shutil.which(command[0]) is None:
-            raise BuildError(f"no C++ compiler ({given} not found): {_INSTALL}")
+            raise BuildError(f"no C++ compiler ({given} not found)")
         try:
             asked = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"the C++ compiler {given} does not start ({error}); {_INSTALL}") from error
+            raise BuildError(f"the C++ compiler {given} does not start ({error})") from error
         gcc = re.match(r".*\(.*\) (\d+)\.\d+", asked.stdout) if "Free Software Foundation" in asked.stdout else None
         if gcc and int(gcc[1]) < _OLDEST_GCC:
-            raise BuildError(f"the C++ compiler {given} is version {gcc[1]}, too old for the kernels; {_INSTALL}")
+            raise BuildError(f"the C++ compiler {given} is version {gcc[1]}, too old for the kernels")
         return cls(tuple(command), asked.stdout)
 
     def __str__(self) -> str:
         return self.version.partition("\n")[0] or shlex.join(self.command)
 
-    def compile(self, flags: Sequence[str], path: Path, link_flags: Sequence[str] = ()) -> None:
-        """Compiles a library with these flags besides FLAGS and LINK_FLAGS. `path` appears once it is complete.
+    def compile(self, flags: Sequence[str], path: Path) -> None:
+        """Compiles a library with these flags besides FLAGS. `path` appears once it is complete.
 
         Logs the progress. Raises BuildError.
         """
@@ -104,7 +108,7 @@ class Compiler:
         with folder as name:
             build = _Build(
                 [*self.command, *FLAGS, *flags, INCLUDE],
-                [*self.command, *LINK_FLAGS, *link_flags],
+                [*self.command, *LINK_FLAGS],
                 Path(name),
                 time.monotonic() + _TIMEOUT_S,
             )
@@ -168,9 +172,9 @@ class _Build:
             logger.debug("%s failed:\n%s", shlex.join(command), error.stderr)
             raise _failure(command[0], error.returncode, error.stderr, folder.parent) from error
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{command[0]} did not end within {_TIMEOUT_S} s; free cores for it") from error
+            raise BuildError(f"{command[0]} did not end within {_TIMEOUT_S} s", "free cores for it") from error
         except OSError as error:
-            raise BuildError(f"{command[0]} does not start: {error}; {_INSTALL}") from error
+            raise BuildError(f"{command[0]} does not start: {error}") from error
 
 
 def _wait_for(jobs: Iterable[Future[None]]) -> None:
@@ -195,19 +199,19 @@ def _failure(compiler: str, code: int, output: str, folder: Path) -> BuildError:
     if any(os.strerror(number) in output for number in (errno.ENOSPC, errno.EDQUOT)):
         return _disk_full(folder)
     if code < 0 or any("Killed signal" in line or "out of memory" in line for line in lines):
-        return BuildError(f"{compiler} was killed, probably for want of memory: free 1 GB for it, then start again")
+        return BuildError(f"{compiler} was killed, probably for want of memory", "free 1 GB for it, then start again")
     wrong = next((line for line in lines if "error:" in line), lines[0] if lines else f"exit code {code}")
-    return BuildError(f"{compiler} failed: {wrong[:300]}; {_INSTALL}")
+    return BuildError(f"{compiler} failed: {wrong[:300]}")
 
 
 def _cannot_write(folder: Path, error: OSError) -> BuildError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _disk_full(folder)
-    return BuildError(f"cannot write to {folder}: {error}; set PAGEWIRE_CACHE_DIR to a writable folder")
+    return BuildError(f"cannot write to {folder}: {error}", "set PAGEWIRE_CACHE_DIR to a writable folder")
 
 
 def _disk_full(folder: Path) -> BuildError:
     return BuildError(
-        f"no space is left on the disk of {folder}, which keeps the compiled kernels: free 200 MB there, or set"
-        " PAGEWIRE_CACHE_DIR to a folder on another disk"
+        f"no space is left on the disk of {folder}, which keeps the compiled kernels",
+        "free 200 MB there, or set PAGEWIRE_CACHE_DIR to a folder on another disk",
     )

@@ -11,6 +11,7 @@ from pagewire.tools.doctor.container import check_container
 from pagewire.tools.doctor.finding import Finding, Level
 from pagewire.tools.doctor.gpu import check_gpus
 from pagewire.tools.doctor.host import Host
+from pagewire.tools.doctor.kernels import check_kernels
 from pagewire.tools.doctor.live import check_stack
 from pagewire.tools.doctor.memory import check_memory
 from pagewire.tools.doctor.model import check_model, local_model
@@ -60,6 +61,7 @@ def examine(settings: DoctorConfig, host: Host) -> dict[str, list[Finding]]:
     model = local_model(settings)
     areas = {
         "processor": check_processor(host, settings),
+        "kernels": check_kernels(host, settings),
         "topology": check_topology(host, settings),
         "container": check_container(host),
         "memory": check_memory(host, settings),
