@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def cpu_backend() -> str:
-    """Returns the backend of the CPU's ops: "cpp"; "torch" if there are no C++ kernels and none can be compiled (slower;
+    """Returns the backend of the CPU's ops: "cpp"; "torch" if there are none and none can be compiled (slower;
     logged once); or "triton" on request: the CUDA kernels in Triton's interpreter."""
     return chosen()
 

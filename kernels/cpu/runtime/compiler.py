@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ LINK_FLAGS = ("-shared", "-pthread")
 # Takes as long as a quarter of all units: other compilers take the others meanwhile.
 SLOWEST = "grouped/grouped_linear.cpp"
 _TIMEOUT_S = 900  # half a minute of work, on cores that may be busy otherwise
+_PREFIX = ".kernels-"  # of the folders of builds
 _REPORT_EVERY_S = 5.0
 _MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
 _OLDEST_GCC = 12  # knows __builtin_shufflevector
@@ -101,8 +103,9 @@ class Compiler:
         Logs the progress. Raises BuildError.
         """
         make_folder(path.parent)
+        _remove_abandoned(path.parent)
         try:
-            folder = tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent, ignore_cleanup_errors=True)
+            folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent, ignore_cleanup_errors=True)
         except OSError as error:
             raise _cannot_write(path.parent, error) from error
         with folder as name:
@@ -175,6 +178,14 @@ class _Build:
             raise BuildError(f"{command[0]} did not end within {_TIMEOUT_S} s", "free cores for it") from error
         except OSError as error:
             raise BuildError(f"{command[0]} does not start: {error}") from error
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what builds left that were killed."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > 2 * _TIMEOUT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _wait_for(jobs: Iterable[Future[None]]) -> None:

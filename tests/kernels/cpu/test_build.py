@@ -209,6 +209,17 @@ def test_the_progress_is_logged(tmp_path: Path, monkeypatch, caplog: pytest.LogC
     assert done == sorted(done) and done
 
 
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    old, present = tmp_path / ".kernels-old", tmp_path / ".kernels-new"
+    for folder in (old, present):
+        folder.mkdir()
+        (folder / "shared.h").touch()
+    os.utime(old, (0, 0))
+    quick = script(tmp_path / "g++", "for last; do :; done", 'exec touch "$last"')
+    compiler.Compiler((quick,), "").compile((), tmp_path / "kernels.so")
+    assert {path.name for path in tmp_path.iterdir()} == {".kernels-new", "g++", "kernels.so"}
+
+
 def test_the_slowest_unit_comes_first() -> None:
     first, *others = compiler.sources()
     assert first.is_file() and first not in others

@@ -192,6 +192,20 @@ async def test_a_service_that_does_not_come_is_given_up_until_it_comes(tmp_path:
             assert again.received == again.expected
 
 
+async def test_a_service_that_takes_long_to_start_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = CountingService()
+    service.may_greet.clear()
+    async with serving(tmp_path, service), linked(tmp_path, recovery_timeout=0.2) as link:
+        await eventually(lambda: service.sessions)
+        changed = link.changed
+        await asyncio.wait_for(changed.wait(), 10)  # it is given up
+        with pytest.raises(RpcError, match="is still starting; try again later"):
+            link.submit(CountedRequest(0, 3))
+        assert not caplog.records
+        service.may_greet.set()
+        await eventually(lambda: link.is_available)
+
+
 async def test_streams_that_break_again_and_again_do_not_prolong_recovery(tmp_path: Path) -> None:
     """A request that kills every service it reaches is not resent for ever; one that has output each time may be."""
     service = CountingService(breaks=[2] * 100_000)  # after the greeting and the first message

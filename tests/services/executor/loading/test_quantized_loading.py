@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from pagewire.kernels import backends
 from pagewire.kernels.quantized import BITS, Fp8Weight, GroupedWeight, Int8Weight, QuantizedWeight, packed
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.layers.linear import Linear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.weight_format import Part, TensorSpec
@@ -213,6 +215,18 @@ def test_truncated_anywhere(saved: tuple[Path, PreTrainedModel], share: float) -
         (copy / "model.safetensors").write_bytes(data[: int(share * len(data))])
         with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or not a safetensors file"):
             load(copy)
+
+
+@pytest.mark.parametrize(("memory_bytes", "is_dense"), [(1 << 40, True), (1, False)])
+def test_plain_torch_dequantizes_once_where_memory_suffices(
+    saved: tuple[Path, PreTrainedModel], memory_bytes: int, is_dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "chosen", lambda: "torch")
+    monkeypatch.setattr(memory, "available_bytes", lambda device: memory_bytes)
+    monkeypatch.setattr(memory, "check_weights_fit", lambda num_bytes, device: None)
+    model = load(saved[0])
+    assert is_dense is all(isinstance(part, Dense) for module in model.modules() for part in module.parts)
+    assert_same_logits(model, saved[1])
 
 
 def test_a_damaged_checkpoint_ends_the_process_with_1(awq: Path, tmp_path: Path) -> None:

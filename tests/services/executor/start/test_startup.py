@@ -1,7 +1,10 @@
 """The start of a runner: sizes, limits, and errors that say what to change."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +169,25 @@ def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
     with pytest.raises(StartupError, match=message):
         start(Path("no such model"), device="cuda", block_size=block_size)
+
+
+def test_an_executor_on_a_gpu_loads_none_of_the_cpu_kernels(tmp_path: Path) -> None:
+    """Not even asks for a compiler: the decision is made by the first op on a CPU."""
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "import pagewire.services.executor as executor\n"
+        "for found in pkgutil.walk_packages(executor.__path__, 'pagewire.services.executor.'):\n"
+        "    if not found.name.endswith('.recorded_steps'):  # the steps of the CPU\n"
+        "        importlib.import_module(found.name)\n"
+        "print([name for name in sys.modules if name.startswith('pagewire.kernels.cpu.runtime')])\n"
+        "from pagewire.kernels import backends\n"
+        "print(backends.chosen.cache_info().misses)\n"
+    )
+    environment = {**os.environ, "CXX": "no-such-compiler", "PAGEWIRE_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == ["[]", "0"], ran.stderr
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("choice", ["tritn", "triton"])

@@ -595,6 +595,23 @@ async def test_without_an_executor_requests_wait_then_fail(tmp_path: Path) -> No
         assert (await health.Check(check)).status == serving.SERVING
 
 
+async def test_an_executor_that_takes_long_to_start_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = make_line(tmp_path, recovery_timeout=0.3)
+    line.executor.loaded.clear()
+    async with line.running():
+        with pytest.raises(grpc.aio.AioRpcError):
+            await line.link.Connect().read()  # ends when the scheduler gives up
+        with pytest.raises(grpc.aio.AioRpcError, match="is not ready yet, as when it loads a model; try again later"):
+            await collect(line, generate_request(prompt_of(1), max_tokens=4))
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        line.executor.loaded.set()
+        await line.wait_for_executor(True)
+        responses = await collect(line, generate_request(prompt_of(1), max_tokens=4))
+        assert [t for r in responses for t in r.token_ids] == output_of(1, 4)
+
+
 async def test_requests_that_came_before_the_executor_are_served(tmp_path: Path) -> None:
     line = make_line(tmp_path)
     async with line.running(with_executor=False):
