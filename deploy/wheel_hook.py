@@ -33,8 +33,9 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable" or os.environ.get("PAGEWIRE_WHEEL_KERNELS") == "none":
             return
         sys.path.insert(0, self.root)
+        from pagewire.kernels.backends import BuildError
         from pagewire.kernels.cpu.runtime import build, variants
-        from pagewire.kernels.cpu.runtime.compiler import BuildError, Compiler
+        from pagewire.kernels.cpu.runtime.compiler import Compiler
 
         try:
             compiler = Compiler.find()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["FOLDERS", "SLOWDOWN", "choose", "chosen", "cpu_backend", "find"]
+__all__ = ["FOLDERS", "SLOWDOWN", "BuildError", "choose", "chosen", "cpu_backend", "find"]
 
 FOLDERS = {
     "cuda": ("triton",),
@@ -30,7 +30,17 @@ FOLDERS = {
 # Measured with the built-in model.
 SLOWDOWN = "5 to 15 times slower than C++"
 
+_INSTALL = "install g++ 12 or newer (apt install g++, dnf install gcc-c++), or set CXX to one"
+
 logger = logging.getLogger(__name__)
+
+
+class BuildError(RuntimeError):
+    """The C++ kernels cannot be compiled or loaded here."""
+
+    def __init__(self, cause: str, remedy: str = _INSTALL) -> None:
+        super().__init__(f"{cause}; {remedy}")
+        self.cause, self.remedy = cause, remedy
 
 
 def cpu_backend() -> str:
@@ -55,8 +65,6 @@ def choose() -> str:
             raise ValueError("PAGEWIRE_CPU_KERNELS='triton' runs in Triton's interpreter only: set TRITON_INTERPRET=1")
         logger.warning("CPU kernels: Triton's interpreter, extremely slow, for tests (PAGEWIRE_CPU_KERNELS=triton)")
     elif choice == "cpp":
-        from pagewire.kernels.cpu.runtime.build import BuildError
-
         try:
             importlib.import_module("pagewire.kernels.cpu.runtime.library")
         except BuildError as error:

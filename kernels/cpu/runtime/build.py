@@ -18,20 +18,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagewire.kernels.backends import BuildError
 from pagewire.kernels.cpu.runtime import variants
 from pagewire.kernels.cpu.runtime.compiler import (
     FLAGS,
     LINK_FLAGS,
     NATIVE,
     SOURCE_DIR,
-    BuildError,
     Compiler,
     make_folder,
     sources,
 )
 from pagewire.kernels.cpu.runtime.seal import open_sealed
 
-__all__ = ["SHIPPED_DIR", "BuildError", "Outlook", "cache_dir", "load_library", "outlook", "shipped_name"]
+__all__ = ["SHIPPED_DIR", "Outlook", "cache_dir", "load_library", "outlook", "shipped_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ def shipped_name(variant: variants.Variant) -> str:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What load_library() would do. library: what it would load; None: it would compile. compiler: of its own, or the
-    one that it would use."""
+    """The library that load_library() would load; None: it would compile one. compiler: the one that it would use, or
+    of the library in the cache."""
 
     library: Path | None
     compiler: str = ""

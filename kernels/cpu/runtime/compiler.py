@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagewire.kernels.backends import BuildError
 from pagewire.kernels.cpu.runtime.seal import seal
 
-__all__ = ["BuildError", "Compiler", "make_folder", "sources"]
+__all__ = ["Compiler", "make_folder", "sources"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +45,6 @@ _PREFIX = ".kernels-"  # of the folders of builds
 _REPORT_EVERY_S = 5.0
 _MAX_JOBS = 8  # compilers at a time: each takes some 300 MB
 _OLDEST_GCC = 12  # knows __builtin_shufflevector
-INSTALL = "install g++ 12 or newer (apt install g++, dnf install gcc-c++), or set CXX to one"
-
-
-class BuildError(RuntimeError):
-    """The C++ kernels cannot be compiled or loaded here."""
-
-    def __init__(self, cause: str, remedy: str = INSTALL) -> None:
-        super().__init__(f"{cause}; {remedy}")
-        self.cause, self.remedy = cause, remedy
 
 
 def sources() -> list[Path]:

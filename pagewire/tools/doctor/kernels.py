@@ -29,8 +29,7 @@ def check_kernels(host: Host, config: ServeConfig, outlook: Callable[[], Outlook
         yield absent(_CHECK, "models run on the GPU")
         return
     try:
-        from pagewire.kernels.backends import SLOWDOWN
-        from pagewire.kernels.cpu.runtime.build import BuildError
+        from pagewire.kernels.backends import SLOWDOWN, BuildError
     except ModuleNotFoundError:
         yield absent(_CHECK, "no executor is installed here")
         return

@@ -194,7 +194,7 @@ def test_a_failing_link_is_quoted(tmp_path: Path) -> None:
         'case "$last" in *.o|*.gch) exec touch "$last";; esac',
         "echo lost >&2; exit 1",
     )
-    with pytest.raises(compiler.BuildError, match=r"failed: lost"):
+    with pytest.raises(backends.BuildError, match=r"failed: lost"):
         compiler.Compiler((linker,), "").compile((), tmp_path / "cache" / "kernels.so")
     assert not list((tmp_path / "cache").iterdir())
 
@@ -268,14 +268,14 @@ def test_a_wheel_with_kernels_needs_no_compiler(shipped: Path) -> None:
 
 def test_a_wheels_library_that_is_damaged_is_not_loaded(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
     shipped.write_bytes(shipped.read_bytes()[:-1])
-    with pytest.raises(build.BuildError, match="no-such-compiler not found"):
+    with pytest.raises(backends.BuildError, match="no-such-compiler not found"):
         build.load_library()
     assert f"{shipped} is damaged; reinstall pagewire" in caplog.text
 
 
 def test_a_wheels_library_of_other_sources_is_not_loaded(shipped: Path) -> None:
     shipped.rename(shipped.with_name("kernels-portable-0123456789abcdef.so"))
-    with pytest.raises(build.BuildError, match="no-such-compiler not found"):
+    with pytest.raises(backends.BuildError, match="no-such-compiler not found"):
         build.load_library()
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.kernels.cpu.runtime.build import BuildError, Outlook
+from pagewire.kernels.backends import BuildError
+from pagewire.kernels.cpu.runtime.build import Outlook
 from pagewire.tools.doctor.command import DoctorConfig
 from pagewire.tools.doctor.finding import Finding, Level
 from pagewire.tools.doctor.kernels import check_kernels

@@ -172,7 +172,7 @@ def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
 
 
 def test_an_executor_on_a_gpu_loads_none_of_the_cpu_kernels(tmp_path: Path) -> None:
-    """Not even asks for a compiler: the decision is made by the first op on a CPU."""
+    """The decision, for which a compiler is looked for, is made by the first op on a CPU."""
     code = (
         "import importlib, pkgutil, sys\n"
         "import pagewire.services.executor as executor\n"
