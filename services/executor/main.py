@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -133,6 +134,11 @@ async def serve(config: ExecutorConfig) -> None:
         if leader is not None:
             leader.stop()
             leader.end_as_it_was_ended()
+        if not worker.loaded.done():
+            # The device thread still loads or compiles. The interpreter's end would wait for compilers, and abort
+            # inside a kernel.
+            logging.shutdown()
+            os._exit(0)
 
 
 def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:
