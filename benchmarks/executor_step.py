@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.curve_output import CurveOutput
+from benchmarks.curves.output import CurveOutput
 from pagewire.config import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
 from pagewire.kernels.cpu.recording import Memory, Recorded, record
@@ -38,7 +38,7 @@ CURVE_ROUNDS = 9
 CURVE_REQUESTS = (1, 8, 32)
 CURVE_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 KERNELS = {
-    "products": ("grouped_linear", "packed_linear", "linear", "linear_many"),
+    "products": ("grouped_linear", "packed_linear", "packed_gated_linear", "linear", "linear_many"),
     "attention": ("paged_attention",),
     "norms": ("add_rms_norm", "rms_norm", "layer_norm"),
     "rotary, KV": ("rotary_store_kv", "store_kv"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -75,12 +76,23 @@ def perplexity(model: Model, windows: Tensor, rows: int, step: int) -> float:
 
 
 def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
+    total = 0.0
+    for start, scores in window_scores(model, windows, step):
+        targets = windows[:, start + 1 : start + scores.shape[1] + 1]
+        total += scores[:, : targets.shape[1]].gather(2, targets[:, :, None]).sum().item()
+    return total
+
+
+def window_scores(model: Model, windows: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
+    """Computes windows int64 [num_windows, length] side by side, `step` tokens of each at a time.
+
+    Yields the first position of a step, and the log probabilities fp32 [num_windows, step, vocab_size] of what follows.
+    """
     num_rows, length = windows.shape
     device, blocks_per_row = windows.device, -(-length // BLOCK_SIZE)
     groups = len(kv_cache.groups(model))
     kv_cache.allocate(model, [num_rows * blocks_per_row] * groups, BLOCK_SIZE, device)
     table = torch.arange(num_rows * blocks_per_row, dtype=torch.int32, device=device).view(num_rows, blocks_per_row)
-    total = 0.0
     for start in range(0, length, step):
         positions = torch.arange(start, min(start + step, length), device=device)
         count = len(positions)
@@ -94,12 +106,8 @@ def window_log_likelihood(model: Model, windows: Tensor, step: int) -> float:
             slot_mappings=(slots.flatten(),) * groups,
             max_query_len=count,
         )
-        ids = windows[:, start : start + count]
-        hidden = model.forward(ids.flatten(), context)
-        scores = model.compute_logits(hidden).float().log_softmax(-1).view(num_rows, count, -1)
-        targets = windows[:, start + 1 : start + count + 1]
-        total += scores[:, : targets.shape[1]].gather(2, targets[:, :, None]).sum().item()
-    return total
+        hidden = model.forward(windows[:, start : start + count].flatten(), context)
+        yield start, model.compute_logits(hidden).float().log_softmax(-1).view(num_rows, count, -1)
 
 
 if __name__ == "__main__":

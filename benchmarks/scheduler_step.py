@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from benchmarks.curve_output import CurveOutput
+from benchmarks.curves.output import CurveOutput
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
 from pagewire.services.scheduler.compose import make_scheduler

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.curve_output import CurveOutput
+from benchmarks.curves.output import CurveOutput
 from benchmarks.gpu.engine.models import BenchModel
 from pagewire.stack.launch import available_port
 from pagewire.tools.bench.config import ServerFlags

@@ -5,14 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.runtime.library import FLOAT8, F, I, L, P, bind, dtype_code, norm_weight, threads_for
+from pagewire.kernels.cpu.runtime.library import (
+    FLOAT8,
+    F,
+    I,
+    L,
+    P,
+    bind,
+    dtype_code,
+    narrowed_dtype,
+    norm_weight,
+    threads_for,
+)
 from pagewire.kernels.ops import MAX_HEAD_DIM
 
 __all__ = ["paged_attention", "rotary_store_kv", "store_kv"]
 
-_paged_attention = bind("paged_attention", I, I, *[P] * 8, *[L] * 4, *[I] * 5, F, I, F, I)
-_store_kv = bind("store_kv", I, P, P, *[L] * 4, P, P, P, L, *[I] * 3, L, I)
-_rotary_store_kv = bind("rotary_store_kv", I, I, P, P, L, L, P, I, P, P, F, P, P, P, L, *[I] * 4, L, I)
+_paged_attention = bind("paged_attention", I, I, I, *[P] * 8, *[L] * 4, *[I] * 5, F, I, F, I)
+_store_kv = bind("store_kv", I, I, P, P, *[L] * 4, P, P, P, L, *[I] * 3, L, I)
+_rotary_store_kv = bind("rotary_store_kv", I, I, I, P, P, L, L, P, I, P, P, F, P, P, P, L, *[I] * 4, L, I)
 
 
 def _check_cache(op: str, kv_cache: Tensor) -> tuple[int, int, int, int]:
@@ -26,9 +37,9 @@ def _check_cache(op: str, kv_cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def _scales(op: str, kv_cache: Tensor, dtype: torch.dtype, kv_scales: Tensor | None) -> int | None:
-    """Returns the address of kv_scales; None if the cache holds `dtype` itself."""
+    """Returns the address of kv_scales; None if the cache holds `dtype` itself, or 16 bits of what is fp32."""
     if kv_scales is None:
-        if kv_cache.dtype is not dtype:
+        if kv_cache.dtype is not dtype and (dtype is not torch.float32 or kv_cache.dtype is torch.float8_e4m3fn):
             raise TypeError(f"{op}: without kv_scales kv_cache must be {dtype} as what it holds, not {kv_cache.dtype}")
         return None
     if kv_cache.dtype is not torch.float8_e4m3fn:
@@ -57,6 +68,7 @@ def paged_attention(
     sinks: Tensor | None,
     split_size: int,
     plan: Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Bitwise independent of the rest of the batch at any split_size: keys are reduced in ranges of a fixed size."""
     _, num_heads, head_dim = query.shape
@@ -81,10 +93,11 @@ def paged_attention(
     table_stride, table_element_stride = block_table.stride()
     if not (table_element_stride == 1 and query_start_loc.is_contiguous() and seq_lens.is_contiguous()):
         raise ValueError("paged_attention: block_table rows, query_start_loc and seq_lens must be contiguous")
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    output = torch.empty(query.shape, dtype=narrowed_dtype("paged_attention", query, dtype))
     _paged_attention(
         dtype_code(query),
-        dtype_code(query) if scales is None else FLOAT8,
+        dtype_code(output),
+        dtype_code(kv_cache) if scales is None else FLOAT8,
         query.data_ptr(),
         kv_cache.data_ptr(),
         output.data_ptr(),
@@ -124,6 +137,7 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
         key, value = key.contiguous(), value.contiguous()
     _store_kv(
         dtype_code(key),
+        dtype_code(kv_cache) if scales is None else FLOAT8,
         key.data_ptr(),
         value.data_ptr(),
         key.stride(0),
@@ -181,8 +195,12 @@ def rotary_store_kv(
         raise ValueError("rotary_store_kv: query and key are normalised both or neither")
     if q_weight is not None and k_weight is not None and q_weight.dtype is not k_weight.dtype:
         raise ValueError(f"rotary_store_kv: the weights are {q_weight.dtype} and {k_weight.dtype}, expected one dtype")
+    weight_dtypes = (
+        (qkv.dtype, torch.float32) if q_weight is None or qkv.dtype is not torch.float32 else (q_weight.dtype,)
+    )
     _rotary_store_kv(
         dtype_code(qkv),
+        dtype_code(kv_cache) if scales is None else FLOAT8,
         dtype_code(qkv if q_weight is None else q_weight),
         positions.data_ptr(),
         qkv.data_ptr(),
@@ -190,8 +208,8 @@ def rotary_store_kv(
         head_stride,
         cos_sin_cache.data_ptr(),
         rotary_dim,
-        None if q_weight is None else norm_weight(q_weight, head_dim, qkv.dtype, torch.float32),
-        None if k_weight is None else norm_weight(k_weight, head_dim, qkv.dtype, torch.float32),
+        None if q_weight is None else norm_weight(q_weight, head_dim, *weight_dtypes),
+        None if k_weight is None else norm_weight(k_weight, head_dim, *weight_dtypes),
         eps,
         kv_cache.data_ptr(),
         slot_mapping.data_ptr(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, norm_weight, threads_for
+from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, narrowed_dtype, norm_weight, threads_for
 
 __all__ = [
     "add_layer_norm",
@@ -20,41 +20,47 @@ __all__ = [
     "silu_and_mul",
 ]
 
-_add_rms_norm = bind("add_rms_norm", I, I, I, *[P] * 5, L, I, F, I)
-_rms_norm = bind("rms_norm", I, P, L, P, L, I, F, I)
+_add_rms_norm = bind("add_rms_norm", I, I, I, I, *[P] * 5, L, I, F, I)
+_rms_norm = bind("rms_norm", I, I, P, L, P, L, I, F, I)
 _layer_norm = bind("layer_norm", I, *[P] * 5, L, I, F, I)
-_gated = bind("gated", I, I, P, P, L, I, I)
+_gated = bind("gated", I, I, I, P, P, L, I, I)
 _clamped_swiglu = bind("clamped_swiglu", I, P, P, F, F, L, I, I)
-_activated = bind("activated", I, I, P, P, L, I)
+_activated = bind("activated", I, I, I, P, P, L, I)
 
 _SILU, _GELU_TANH, _GELU = range(3)  # as in elementwise.cpp
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _add_into(x, residual, None, weight, eps)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    return _add_into(x, residual, None, weight, eps, dtype)
 
 
-def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_add_rms_norm(
+    x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> Tensor:
     if x_weight.dtype is not weight.dtype:
         raise ValueError(f"norm_add_rms_norm: the weights are {x_weight.dtype} and {weight.dtype}, expected one dtype")
-    return _add_into(x, residual, x_weight, weight, eps)
+    return _add_into(x, residual, x_weight, weight, eps, dtype)
 
 
-def _add_into(x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    has_dtype = residual.dtype in (x.dtype, torch.float32)
+def _add_into(
+    x: Tensor, residual: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype | None
+) -> Tensor:
+    dtype = narrowed_dtype("add_rms_norm", x, dtype)
+    has_dtype = residual.dtype in (dtype, torch.float32)
     if not residual.is_contiguous() or residual.shape != x.shape or not has_dtype:
-        raise ValueError("add_rms_norm: residual must be contiguous, of x's shape, and of x's dtype or fp32")
+        raise ValueError("add_rms_norm: residual must be contiguous, of x's shape, and of the result's dtype or fp32")
     x = x.contiguous()
     size = x.shape[-1]
-    out = torch.empty_like(x)
+    out = torch.empty(x.shape, dtype=dtype)
     _add_rms_norm(
+        dtype_code(out),
         dtype_code(x),
         dtype_code(residual),
         dtype_code(weight),
         x.data_ptr(),
         residual.data_ptr(),
-        None if x_weight is None else norm_weight(x_weight, size, x.dtype, torch.float32),
-        norm_weight(weight, size, x.dtype, torch.float32),
+        None if x_weight is None else norm_weight(x_weight, size, dtype, torch.float32),
+        norm_weight(weight, size, dtype, torch.float32),
         out.data_ptr(),
         x.numel() // size,
         size,
@@ -68,11 +74,13 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     rows, size = x.shape
     if x.stride(1) != 1:
         raise ValueError("rms_norm_: the last dimension of x must be contiguous")
+    is_wide = x.dtype is torch.float32
     _rms_norm(
         dtype_code(x),
+        dtype_code(weight),
         x.data_ptr(),
         x.stride(0),
-        norm_weight(weight, size, x.dtype),
+        norm_weight(weight, size, weight.dtype if is_wide else x.dtype),
         rows,
         size,
         eps,
@@ -109,12 +117,12 @@ def _layer_normed(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tens
     return out
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    return _gated_into(x, _SILU)
+def silu_and_mul(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return _gated_into(x, _SILU, narrowed_dtype("silu_and_mul", x, dtype))
 
 
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    return _gated_into(x, _GELU_TANH)
+def gelu_tanh_and_mul(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return _gated_into(x, _GELU_TANH, narrowed_dtype("gelu_tanh_and_mul", x, dtype))
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
@@ -126,25 +134,29 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     return out
 
 
-def gelu(x: Tensor) -> Tensor:
-    return _activated_into(x, _GELU)
+def gelu(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return _activated_into(x, _GELU, narrowed_dtype("gelu", x, dtype))
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    return _activated_into(x, _GELU_TANH)
+def gelu_tanh(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return _activated_into(x, _GELU_TANH, narrowed_dtype("gelu_tanh", x, dtype))
 
 
-def _activated_into(x: Tensor, activation: int) -> Tensor:
+def _activated_into(x: Tensor, activation: int, dtype: torch.dtype) -> Tensor:
     x = x.contiguous()
-    out = torch.empty_like(x)
-    _activated(dtype_code(x), activation, x.data_ptr(), out.data_ptr(), out.numel(), threads_for(out.numel()))
+    out = torch.empty(x.shape, dtype=dtype)
+    _activated(
+        dtype_code(out), dtype_code(x), activation, x.data_ptr(), out.data_ptr(), out.numel(), threads_for(out.numel())
+    )
     return out
 
 
-def _gated_into(x: Tensor, activation: int) -> Tensor:
+def _gated_into(x: Tensor, activation: int, dtype: torch.dtype) -> Tensor:
     x = x.contiguous()
     size = x.shape[-1] // 2
-    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
+    out = torch.empty((*x.shape[:-1], size), dtype=dtype)
     rows = out.numel() // size
-    _gated(dtype_code(x), activation, x.data_ptr(), out.data_ptr(), rows, size, threads_for(out.numel()))
+    _gated(
+        dtype_code(out), dtype_code(x), activation, x.data_ptr(), out.data_ptr(), rows, size, threads_for(out.numel())
+    )
     return out

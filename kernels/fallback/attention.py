@@ -24,6 +24,7 @@ def paged_attention(
     sinks: Tensor | None,
     split_size: int,
     plan: Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Computes `reference.paged_attention` by torch's fused attention, per request; a soft cap, scales and sinks
     take the reference."""
@@ -43,10 +44,12 @@ def paged_attention(
             sinks,
             split_size,
             plan,
+            dtype,
         )
+    query = query.to(kv_cache.dtype)  # torch multiplies tensors of one dtype
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
-    output = torch.zeros_like(query)
+    output = torch.zeros_like(query, dtype=dtype)
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for b, seq_len in enumerate(lengths):
         start, end = starts[b], starts[b + 1]

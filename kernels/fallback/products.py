@@ -6,13 +6,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pagewire.kernels import reference
 from pagewire.kernels.cpu.layouts import grouped_layout, packed_layout
-from pagewire.kernels.reference import add_rms_norm, linear, silu_and_mul
+from pagewire.kernels.reference import add_rms_norm, silu_and_mul
 
 
-def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes `ops.linear`, its sums rounded to x's dtype: to widen a weight would take longer than to multiply."""
+    product = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    return product if dtype is None else product.to(dtype)
+
+
+def packed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, dtype: torch.dtype | None = None
+) -> Tensor:
     """Computes x [num_tokens, K] @ weight.T + bias [N], with `packed_layout`'s weight of N = out_features outputs."""
-    return linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias)
+    return reference.linear(x, packed_layout.unpack(weight, out_features, x.shape[1]), bias, dtype)
+
+
+def packed_gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """Computes `packed_linear` in fp32, then `silu_and_mul`, in x's dtype."""
+    return silu_and_mul(packed_linear(x, weight, bias, out_features, torch.float32), x.dtype)
 
 
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
@@ -32,12 +46,13 @@ def grouped_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     shape = (out_features, x.shape[1])
     weight = grouped_layout.dequantize(
         codes, scales, offsets, codebook, permutation, shape, bits, group_size, zero_point
     )
-    return F.linear(x, weight.to(x.dtype), bias)
+    return reference.linear(x, weight.to(x.dtype), bias, dtype)
 
 
 def normed_grouped_linear(

@@ -7,6 +7,7 @@ view `group[:, layer]` of a cache [num_blocks, layers, 2, ...] that several laye
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pagewire.kernels.ops.definition import op
@@ -32,11 +33,12 @@ def paged_attention(
     sinks: Tensor | None,
     split_size: int,
     plan: Tensor | None,
+    dtype: torch.dtype | None,
 ) -> Tensor:
     """Causal attention of a ragged batch over a paged KV cache.
 
     query            [num_tokens, num_heads, head_dim]
-    kv_cache         of query's dtype, or float8_e4m3fn with kv_scales
+    kv_cache         of the result's dtype, or float8_e4m3fn with kv_scales
     block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never used, nor those of blocks
                      that lie before the window of its first query token
     query_start_loc  int32 [num_reqs + 1]
@@ -50,13 +52,14 @@ def paged_attention(
     split_size       tokens of context that one program reduces: fixed, the result of a request is bitwise independent
                      of the rest of the batch; 0 = chosen on the device from all lengths (no other effect)
     plan             what `plan_attention` made of such tensors; None: the op plans by itself, if it has to
+    dtype            the result's; None: query's. On CPUs the query may be fp32 where it is of 16 bits
     returns          [num_tokens, num_heads, head_dim]; tokens of no request are undefined
 
     Query token i of a request stands at position p = seq_len - query_len + i and attends to positions
     max(0, p - sliding_window + 1) .. p (0 .. p without a window). `soft_cap` c > 0 replaces the scaled scores s by
     c * tanh(s / c).
     """
-    return query.new_empty(query.shape)
+    return query.new_empty(query.shape, dtype=dtype)
 
 
 @op(mutates=("kv_cache",))
@@ -69,6 +72,7 @@ def store_kv(
 ) -> None:
     """Write key and value [num_tokens, num_kv_heads, head_dim] to their slots.
 
+    key, value    of kv_cache's dtype; on CPUs they may be fp32
     slot_mapping  int64 [num_tokens]; -1 = padding, skipped
     kv_scales     fp32 [2, num_kv_heads], for a float8_e4m3fn cache: keys and values are divided by theirs and saturate
                   at +-448
@@ -91,7 +95,7 @@ def rotary_store_kv(
 
     positions           int64 [num_tokens]
     qkv                 [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; the query heads are changed in place, what
-                        the key heads hold afterwards is undefined
+                        the key heads hold afterwards is undefined; of kv_cache's dtype, on CPUs it may be fp32
     cos_sin_cache       fp32 [max_position, rotary_dim] = cat(cos, sin)
     q_weight, k_weight  [head_dim], both or none: RMS norm with eps comes first; of qkv's dtype, or fp32, with which the
                         product is rounded only once

@@ -1,6 +1,7 @@
 """Products with dense and quantized weights, and rows of them (embeddings).
 
-Everywhere x [num_tokens, K], a weight of N outputs [N, K], bias [N] -> [num_tokens, N] in x's dtype.
+Everywhere x [num_tokens, K], a weight of N outputs [N, K], bias [N] -> [num_tokens, N] in x's dtype, or in `dtype`
+where an op takes it: None is x's, and the only other one is fp32, to which most implementations do not round sums.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pagewire.kernels.ops.definition import op
 
 
 @op()
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
     """Computes x @ weight.T + bias."""
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
 
 
 @op(mutates=("updated",))
@@ -38,9 +39,17 @@ def normed_linear(
 
 
 @op(cuda=False)
-def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    """Computes `linear` of a bf16 weight in a CPU's layout (`cpu.packed_layout`)."""
-    return x.new_empty((*x.shape[:-1], out_features))
+def packed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, dtype: torch.dtype | None
+) -> Tensor:
+    """Computes `linear` of a bf16 weight in a CPU's layout (`cpu.packed_layout`); bias of the result's dtype."""
+    return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
+
+
+@op(cuda=False)
+def packed_gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    """Computes `silu_and_mul` of `packed_linear`'s result in fp32, rounded once to x's dtype; bias fp32."""
+    return x.new_empty((*x.shape[:-1], out_features // 2))
 
 
 @op(cuda=False)
@@ -64,9 +73,10 @@ def grouped_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    dtype: torch.dtype | None,
 ) -> Tensor:
     """Computes x @ weight.T + bias, of a weight quantized in groups."""
-    return x.new_empty((*x.shape[:-1], out_features))
+    return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 
 @op(mutates=("updated",))

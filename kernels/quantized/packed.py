@@ -34,8 +34,8 @@ class PackedWeight(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [num_tokens, K], bias [N] -> x @ weight.T + bias [num_tokens, N], in x's dtype"""
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """x [num_tokens, K], bias [N] -> x @ weight.T + bias [num_tokens, N], in dtype: None is x's, else fp32"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PackedGrouped:
     def nbytes(self) -> int:
         return _nbytes(self.codes, self.scales, self.offsets, self.codebook, self.permutation)
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         return ops.grouped_linear(
             x,
             self.codes,
@@ -70,6 +70,7 @@ class PackedGrouped:
             self.bits,
             self.group_size,
             self.zero_point,
+            dtype,
         )
 
     @property
@@ -147,8 +148,8 @@ class PackedGrouped:
 class RoughGrouped(PackedGrouped):
     """A weight in the layout "cpu", without a codebook, whose products may round their inputs to 8 bits."""
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.rough_grouped_linear(
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        product = ops.rough_grouped_linear(
             x,
             self.codes,
             self.scales,
@@ -160,6 +161,7 @@ class RoughGrouped(PackedGrouped):
             self.group_size,
             self.zero_point,
         )
+        return product if dtype is None else product.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,9 @@ class _PackedBytes(ByteWeight):
 class PackedInt8(_PackedBytes):
     """An `Int8Weight` on a device."""
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        product = ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
+        return product if dtype is None else product.to(dtype)
 
     def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`silu_and_mul` of the product."""
@@ -185,8 +188,9 @@ class PackedInt8(_PackedBytes):
 class PackedFp8(_PackedBytes):
     """An `Fp8Weight` on a device."""
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        product = ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
+        return product if dtype is None else product.to(dtype)
 
     def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`silu_and_mul` of the product."""

@@ -26,12 +26,13 @@ def paged_attention(
     sinks: Tensor | None,
     split_size: int,
     plan: Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Request after request; longest and shortest query, `split_size` and `plan` make no difference to the result."""
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = kv_cache.shape[2:4]
     group = num_heads // num_kv_heads
-    output = torch.zeros_like(query)
+    output = torch.zeros_like(query, dtype=dtype)
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for b, seq_len in enumerate(lengths):
         start, end = starts[b], starts[b + 1]
@@ -55,7 +56,7 @@ def paged_attention(
         if sinks is not None:
             scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, query_len, 1)), dim=-1)
         weights = scores.softmax(-1)[..., :num_keys]
-        output[start:end] = (weights @ value).transpose(0, 1).to(query.dtype)
+        output[start:end] = (weights @ value).transpose(0, 1).to(output.dtype)
     return output
 
 

@@ -8,25 +8,30 @@ from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes x * rsqrt(mean(x²) + eps) * weight over the last dimension.
+    """Computes x * rsqrt(mean(x²) + eps) * weight over the last dimension, in x's dtype.
 
-    The normalised value is rounded to the weight's dtype before the weight multiplies it: to x's as in transformers'
-    LlamaRMSNorm, or, where the weight is fp32, not at all, as in its GemmaRMSNorm.
+    Where x and the weight have one dtype, the normalised value is rounded to it before the weight multiplies it, as in
+    transformers' LlamaRMSNorm; else not at all, as in its GemmaRMSNorm.
     """
     x32 = x.float()
     normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return (normed.to(weight.dtype) * weight).to(x.dtype)
+    if x.dtype is weight.dtype:
+        normed = normed.to(weight.dtype)
+    return (normed * weight).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds x to residual in place; returns rms_norm(residual), in x's dtype."""
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Adds x to residual in place; returns rms_norm(residual), in dtype (None: x's)."""
     residual.add_(x)
-    return rms_norm(residual, weight, eps).to(x.dtype)
+    return rms_norm(residual, weight, eps).to(x.dtype if dtype is None else dtype)
 
 
-def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds rms_norm(x, x_weight) to residual in place; returns rms_norm(residual)."""
-    return add_rms_norm(rms_norm(x, x_weight, eps), residual, weight, eps)
+def norm_add_rms_norm(
+    x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Adds rms_norm(x, x_weight) to residual in place; returns rms_norm(residual), in dtype (None: x's)."""
+    dtype = x.dtype if dtype is None else dtype
+    return add_rms_norm(rms_norm(x, x_weight, eps), residual, weight, eps, dtype)
 
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
@@ -44,16 +49,17 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
     return layer_norm(residual, weight, bias, eps)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Computes x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:]."""
+def silu_and_mul(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes x [num_tokens, 2 * size] -> silu(x[:, :size]) * x[:, size:], in dtype (None: x's)."""
     gate, up = x.float().chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(x.dtype)
+    return (F.silu(gate) * up).to(x.dtype if dtype is None else dtype)
 
 
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """Computes x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:]."""
+def gelu_tanh_and_mul(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes x [num_tokens, 2 * size] -> gelu(x[:, :size], tanh approximation) * x[:, size:], in dtype as
+    `silu_and_mul`."""
     gate, up = x.float().chunk(2, dim=-1)
-    return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
+    return (F.gelu(gate, approximate="tanh") * up).to(x.dtype if dtype is None else dtype)
 
 
 def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
@@ -62,9 +68,9 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     return (gate * torch.sigmoid(alpha * gate) * (up + 1)).to(x.dtype)
 
 
-def gelu(x: Tensor) -> Tensor:
-    return F.gelu(x.float()).to(x.dtype)
+def gelu(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return F.gelu(x.float()).to(x.dtype if dtype is None else dtype)
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x.float(), approximate="tanh").to(x.dtype)
+def gelu_tanh(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return F.gelu(x.float(), approximate="tanh").to(x.dtype if dtype is None else dtype)

@@ -14,9 +14,11 @@ from pagewire.kernels.reference.attention import FP8_MAX
 from pagewire.kernels.reference.elementwise import add_rms_norm, silu_and_mul
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
-    return F.linear(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes x [num_tokens, in_features] @ weight [out_features, in_features].T + bias, in dtype (None: x's)."""
+    if dtype is None or dtype is x.dtype:
+        return F.linear(x, weight, bias)
+    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def normed_linear(
@@ -35,13 +37,13 @@ def normed_linear(
     return silu_and_mul(product) if gated else product
 
 
-def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> Tensor:
-    """Computes x [num_tokens, K] @ weight [N, K].T + bias [N], in fp32, rounded once to x's dtype.
+def grouped_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes x [num_tokens, K] @ weight [N, K].T + bias [N], in fp32, rounded once to dtype (None: x's).
 
     Where x has 16 bits, a CPU's kernel may round x to integers with a scale for at most 64 of them (llama.cpp does the
     like), or x and the weight to bf16; a GPU's may round the weight to x's dtype. In fp32 both compute this.
     """
-    return _product(x.float(), weight.dequantize(), bias).to(x.dtype)
+    return _product(x.float(), weight.dequantize(), bias).to(x.dtype if dtype is None else dtype)
 
 
 def grouped_embedding(token_ids: Tensor, weight: GroupedWeight, dtype: torch.dtype) -> Tensor:

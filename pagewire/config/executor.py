@@ -120,6 +120,12 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         "let objects of a JSON schema have properties besides those that it lists, where it says nothing of others",
         group="executor",
     )
+    batch_invariant: bool = flag(
+        False,
+        "the same bits for a request whatever it is computed with: batch, chunks, cached prefix, drafts, restarts; on "
+        "CPUs, where it takes longer",
+        group="executor",
+    )
     logprobs_mode: str = flag(
         "raw_logprobs",
         "meaning of log probabilities; raw: of the model, processed: after penalties, temperature, top-p and other "

@@ -77,6 +77,7 @@ class Batch:
             self.sinks,
             split_size,
             None,
+            None,
         )
 
     def without_unseen_pages(self, sliding_window: int) -> Batch:

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.products.packed_linear import set_bf16_form
+from pagewire.kernels.cpu.products.packed_linear import set_batch_invariant, set_bf16_form
 
-__all__ = ["BF16_FORMS", "CPU", "bf16_multiplied_as", "fixed_point_error"]
+__all__ = ["BF16_FORMS", "CPU", "batch_invariance", "bf16_multiplied_as", "fixed_point_error"]
 
 BF16_FORMS = (0, 1, 2, 3)  # Bf16Form of csrc/common/processor.h
 
@@ -29,6 +29,15 @@ def bf16_multiplied_as(form: int) -> Iterator[None]:
         yield
     finally:
         set_bf16_form(0)
+
+
+@contextmanager
+def batch_invariance() -> Iterator[None]:
+    set_batch_invariant(True)
+    try:
+        yield
+    finally:
+        set_batch_invariant(False)
 
 
 def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: float = 0.5) -> Tensor:

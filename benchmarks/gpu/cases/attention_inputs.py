@@ -139,7 +139,7 @@ class AttentionInputs:
 
     def _call(self, index: int, plan: Tensor | None) -> Tensor:
         return ops.paged_attention(
-            self.queries[index], self.kv_caches[index], *self._batch(), self.scale, *self._features(), plan
+            self.queries[index], self.kv_caches[index], *self._batch(), self.scale, *self._features(), plan, None
         )
 
     def _batch(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
@@ -157,6 +157,7 @@ class AttentionInputs:
             1,
             self.scale,
             *self._features(),
+            None,
             None,
         )
 

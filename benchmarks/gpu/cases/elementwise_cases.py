@@ -46,7 +46,7 @@ def _norm(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device, 
         def error() -> float:
             ours, expected = residual[0].clone(), residual[0].clone()
             out, expected_out = (
-                ops.add_rms_norm(x[0], ours, weight, EPS),
+                ops.add_rms_norm(x[0], ours, weight, EPS, None),
                 reference.add_rms_norm(x[0], expected, weight, EPS),
             )
             return max(relative_error(out, expected_out), relative_error(ours, expected))
@@ -58,7 +58,7 @@ def _norm(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device, 
         return Built(
             {
                 OURS: Contestant(
-                    [partial(ops.add_rms_norm, x[i], residual[i], weight, EPS) for i in range(sets)], error
+                    [partial(ops.add_rms_norm, x[i], residual[i], weight, EPS, None) for i in range(sets)], error
                 ),
                 "torch": Contestant([partial(torch_norm, i) for i in range(sets)], None),
             }
@@ -76,7 +76,7 @@ def _gated(
     def build() -> Built:
         x = torch.randn(num_sets(num_bytes, device), num_tokens, 2 * size, dtype=dtype, device=device)
 
-        ours, expected = getattr(ops, op), getattr(reference, op)
+        ours, expected = (partial(getattr(module, op), dtype=None) for module in (ops, reference))
 
         def by_torch(tokens: Tensor) -> Tensor:
             gate, up = tokens.chunk(2, dim=-1)

@@ -80,7 +80,7 @@ class _Experts:
             return min(relative_error(out, right) for right in expected(x, *pairs[0]))
 
         def apart(x: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-            return ops.silu_and_mul(self._multiply(x, order, starts, gated=False))
+            return ops.silu_and_mul(self._multiply(x, order, starts, gated=False), None)
 
         built = Built({OURS: Contestant([partial(product, x, *some) for some in pairs], error)})
         built.contestants["apart"] = Contestant([partial(apart, x, *some) for some in pairs], None)

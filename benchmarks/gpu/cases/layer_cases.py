@@ -40,7 +40,7 @@ def _plain(num_tokens: int, num_outputs: int, num_inputs: int, dtype: torch.dtyp
 
         def error() -> float:
             expected = reference.linear(x.float(), weights[0].float(), None)
-            return relative_error(ops.linear(x, weights[0], None), expected)
+            return relative_error(ops.linear(x, weights[0], None, None), expected)
 
         return Built(
             {
@@ -65,7 +65,7 @@ def _normed(num_tokens: int, num_outputs: int, num_inputs: int, dtype: torch.dty
             return ops.normed_linear(x, residual, updated, norm, EPS, weight, None, True)
 
         def apart(weight: Tensor) -> Tensor:
-            return ops.silu_and_mul(F.linear(ops.add_rms_norm(x, updated, norm, EPS), weight))
+            return ops.silu_and_mul(F.linear(ops.add_rms_norm(x, updated, norm, EPS, None), weight), None)
 
         def error() -> float:
             given = (residual.float(), torch.empty_like(residual, dtype=torch.float32), norm.float())

@@ -74,41 +74,44 @@ void layer_norm_row(const T* x, T* residual, const T* weight, const T* bias, T* 
 
 extern "C" {
 
-// x, residual, out [rows, size]; x_weight, weight [size]; x_weight null: x is added as it is. The residual's dtype and
-// that of the weights are x's or fp32: with such a weight the product is rounded only once.
-void pagewire_add_rms_norm(int dtype, int residual_dtype, int weight_dtype, const void* x, void* residual,
+// x, residual, out [rows, size]; x_weight, weight [size]; x_weight null: x is added as it is. `dtype` is out's; x, the
+// residual and the weights have it, or fp32: with such a weight or residual the product is rounded only once.
+void pagewire_add_rms_norm(int dtype, int x_dtype, int residual_dtype, int weight_dtype, const void* x, void* residual,
                            const void* x_weight, const void* weight, void* out, int64_t rows, int size, float eps,
                            int threads) {
     with_dtype_or_float(dtype, weight_dtype, [&](auto t, auto w) {
         typedef decltype(t) T;
         typedef decltype(w) W;
-        const auto run = [&](auto* stream) {
+        const auto run = [&](auto* added, auto* stream) {
+            typedef std::decay_t<decltype(*added)> X;
             for_rows(threads, rows, [&](int64_t r) {
-                const T* row = (const T*)x + r * size;
-                T* normed = (T*)out + r * size;
+                static thread_local std::vector<X> memory;
+                const X* row = added + r * size;
                 if (x_weight) {
-                    norm_row(row, (T*)nullptr, (const W*)x_weight, normed, size, eps);
-                    row = normed;
+                    memory.resize(size);
+                    norm_row(row, (X*)nullptr, (const W*)x_weight, memory.data(), size, eps);
+                    row = memory.data();
                 }
-                norm_row(row, stream + r * size, (const W*)weight, normed, size, eps);
+                norm_row(row, stream + r * size, (const W*)weight, (T*)out + r * size, size, eps);
             });
         };
-        if (residual_dtype == dtype) {
-            run((T*)residual);
-        } else {
-            run((float*)residual);
-        }
+        const auto with_stream = [&](auto* added) {
+            if (residual_dtype == dtype) return run(added, (T*)residual);
+            run(added, (float*)residual);
+        };
+        if (x_dtype == dtype) return with_stream((const T*)x);
+        with_stream((const float*)x);
     });
 }
 
-// x [rows, size], `stride` elements from row to row, in place; weight [size]
-void pagewire_rms_norm(int dtype, void* x, int64_t stride, const void* weight, int64_t rows, int size, float eps,
-                       int threads) {
-    with_dtype(dtype, [&](auto t) {
+// x [rows, size], `stride` elements from row to row, in place; weight [size] of x's dtype, or any if x is fp32
+void pagewire_rms_norm(int dtype, int weight_dtype, void* x, int64_t stride, const void* weight, int64_t rows, int size,
+                       float eps, int threads) {
+    with_float_or_dtype(dtype, weight_dtype, [&](auto t, auto w) {
         typedef decltype(t) T;
         for_rows(threads, rows, [&](int64_t r) {
             T* row = (T*)x + r * stride;
-            norm_row(row, (T*)nullptr, (const T*)weight, row, size, eps);
+            norm_row(row, (T*)nullptr, (const decltype(w)*)weight, row, size, eps);
         });
     });
 }
@@ -126,14 +129,16 @@ void pagewire_layer_norm(int dtype, const void* x, void* residual, const void* w
     });
 }
 
-// x [rows, 2 * size]: gates, then what they multiply; out [rows, size]
-void pagewire_gated(int dtype, int activation, const void* x, void* out, int64_t rows, int size, int threads) {
-    with_dtype(dtype, [&](auto t) {
+// x [rows, 2 * size] of out's dtype or fp32: gates, then what they multiply; out [rows, size]
+void pagewire_gated(int dtype, int x_dtype, int activation, const void* x, void* out, int64_t rows, int size,
+                    int threads) {
+    with_float_or_dtype(x_dtype, dtype, [&](auto t, auto o) {
         typedef decltype(t) T;
+        typedef decltype(o) O;
         with_activation(activation, [&](auto kind) {
             for_rows(threads, rows, [&](int64_t r) {
                 const T *gate = (const T*)x + r * 2 * size, *up = gate + size;
-                T* product = (T*)out + r * size;
+                O* product = (O*)out + r * size;
                 for (int i = 0; i < size; i += REGISTER_LANES) {
                     const f32_register g = activate<decltype(kind)::value>(load_register(gate + i, size - i));
                     store_register(product + i, g * load_register(up + i, size - i), size - i);
@@ -162,17 +167,17 @@ void pagewire_clamped_swiglu(int dtype, const void* x, void* out, float alpha, f
     });
 }
 
-// x, out [size]
-void pagewire_activated(int dtype, int activation, const void* x, void* out, int64_t size, int threads) {
+// x of out's dtype or fp32, out [size]
+void pagewire_activated(int dtype, int x_dtype, int activation, const void* x, void* out, int64_t size, int threads) {
     constexpr int64_t CHUNK = 1024;
-    with_dtype(dtype, [&](auto t) {
+    with_float_or_dtype(x_dtype, dtype, [&](auto t, auto o) {
         typedef decltype(t) T;
         with_activation(activation, [&](auto kind) {
             for_rows(threads, (size + CHUNK - 1) / CHUNK, [&](int64_t chunk) {
                 const int64_t end = std::min(size, (chunk + 1) * CHUNK);
                 for (int64_t i = chunk * CHUNK; i < end; i += REGISTER_LANES) {
                     const f32_register v = activate<decltype(kind)::value>(load_register((const T*)x + i, end - i));
-                    store_register((T*)out + i, v, end - i);
+                    store_register((decltype(o)*)out + i, v, end - i);
                 }
             });
         });

@@ -15,12 +15,13 @@ void pagewire_linear(int dtype, const void* x, const void* weight, const void* b
                      int64_t in, int64_t out_features, int threads);
 void pagewire_linear_many(const float* x, const float* weight, const float* bias, float* out, int64_t tokens,
                           int64_t in, int64_t out_features, int threads);
-void pagewire_packed_linear(const void* x, const void* weight, const void* bias, void* result, int64_t tokens,
-                            int64_t in, int64_t out, int threads);
-void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int scale_kind, const char* scales,
-                             int offset_kind, const char* offsets, const float* codebook, const int32_t* permutation,
-                             const void* bias, void* result, int64_t tokens, int64_t in, int64_t out, int bits,
-                             int64_t group_size, int zero_point, int threads);
+void pagewire_packed_linear(int x_dtype, int result_dtype, const void* x, const void* weight, const void* bias,
+                            void* result, int64_t tokens, int64_t in, int64_t out, int threads);
+void pagewire_grouped_linear(int dtype, int result_dtype, int exact, const void* x, const uint8_t* codes,
+                             int scale_kind, const char* scales, int offset_kind, const char* offsets,
+                             const float* codebook, const int32_t* permutation, const void* bias, void* result,
+                             int64_t tokens, int64_t in,
+                             int64_t out, int bits, int64_t group_size, int zero_point, int threads);
 }
 
 namespace {
@@ -220,8 +221,8 @@ void pagewire_packed_experts_linear(const void* x, const char* weight, const cha
     const int64_t size = size_of(BFLOAT16);
     for_experts(pairs_of(BFLOAT16, x, result, order, starts, count, inputs, experts, in, out), threads,
                 [&](int e, const char* rows, char* results, int64_t tokens, int threads) {
-                    pagewire_packed_linear(rows, weight + e * expert_bytes, bias ? bias + e * out * size : nullptr,
-                                           results, tokens, in, out, threads);
+                    pagewire_packed_linear(BFLOAT16, BFLOAT16, rows, weight + e * expert_bytes,
+                                           bias ? bias + e * out * size : nullptr, results, tokens, in, out, threads);
                 });
 }
 
@@ -235,8 +236,9 @@ void pagewire_grouped_experts_linear(int dtype, const void* x, const uint8_t* co
     const int64_t size = size_of(dtype);
     for_experts(pairs_of(dtype, x, result, order, starts, count, inputs, experts, in, out), threads,
                 [&](int e, const char* rows, char* results, int64_t tokens, int threads) {
-                    pagewire_grouped_linear(dtype, rows, codes + e * code_bytes, scale_kind, scales + e * scale_bytes,
-                                            offset_kind, offsets ? offsets + e * offset_bytes : nullptr, codebook,
+                    pagewire_grouped_linear(dtype, dtype, dtype == FLOAT32, rows, codes + e * code_bytes, scale_kind,
+                                            scales + e * scale_bytes, offset_kind,
+                                            offsets ? offsets + e * offset_bytes : nullptr, codebook,
                                             nullptr, bias ? bias + e * out * size : nullptr, results, tokens, in, out,
                                             bits, group_size, zero_point, threads);
                 });

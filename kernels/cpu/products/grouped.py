@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.layouts.grouped_layout import shape_of
-from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows, dtype_code
+from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows, dtype_code, result_dtype
 
 __all__ = ["grouped_embedding", "grouped_linear", "rough_grouped_linear"]
 
 # dtype of scales or offsets -> GroupKind (grouped.h)
 KINDS = {None: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
 
-_grouped_linear = bind("grouped_linear", I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
+_grouped_linear = bind("grouped_linear", I, I, I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
 _rough_grouped_linear = bind("rough_grouped_linear", I, P, P, *[I, P] * 2, *[P] * 3, *[L] * 3, I, L, I, I)
 _grouped_embedding = bind("grouped_embedding", I, P, L, P, *[I, P] * 2, P, P, *[L] * 2, I, L, I, I)
 
@@ -33,10 +33,14 @@ def grouped_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     check_codes("grouped_linear", codes, out_features, x.shape[1], group_size, bits)
     tables = (*_groups(codes, scales, offsets), None if codebook is None else codebook.data_ptr())
-    return _product(_grouped_linear, x, tables, permutation, bias, out_features, (bits, group_size, zero_point))
+    out = torch.empty((x.shape[0], out_features), dtype=result_dtype("grouped_linear", x, dtype))
+    is_exact = dtype is None and x.dtype is torch.float32
+    dtypes, form = (dtype_code(x), dtype_code(out), is_exact), (bits, group_size, zero_point)
+    return _product(_grouped_linear, dtypes, x, tables, permutation, bias, out, form)
 
 
 def rough_grouped_linear(
@@ -52,8 +56,9 @@ def rough_grouped_linear(
     zero_point: int,
 ) -> Tensor:
     check_codes("rough_grouped_linear", codes, out_features, x.shape[1], group_size, bits)
-    tables = _groups(codes, scales, offsets)
-    return _product(_rough_grouped_linear, x, tables, permutation, bias, out_features, (bits, group_size, zero_point))
+    tables, form = _groups(codes, scales, offsets), (bits, group_size, zero_point)
+    out = torch.empty((x.shape[0], out_features), dtype=x.dtype)
+    return _product(_rough_grouped_linear, (dtype_code(x),), x, tables, permutation, bias, out, form)
 
 
 def grouped_embedding(
@@ -99,20 +104,20 @@ def _groups(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> tuple[int 
 
 def _product(
     function: Callable[..., None],
+    dtypes: tuple[int, ...],
     x: Tensor,
     tables: tuple[int | None, ...],
     permutation: Tensor | None,
     bias: Tensor | None,
-    out_features: int,
+    out: Tensor,
     form: tuple[int, int, int],
 ) -> Tensor:
     num_tokens, in_features = x.shape
-    if bias is not None and bias.dtype is not x.dtype:
-        bias = bias.to(x.dtype)
+    if bias is not None and bias.dtype is not out.dtype:
+        bias = bias.to(out.dtype)
     x = x.contiguous()
-    out = torch.empty((num_tokens, out_features), dtype=x.dtype)
     function(
-        dtype_code(x),
+        *dtypes,
         x.data_ptr(),
         *tables,
         None if permutation is None else permutation.data_ptr(),
@@ -120,7 +125,7 @@ def _product(
         out.data_ptr(),
         num_tokens,
         in_features,
-        out_features,
+        out.shape[1],
         *form,
         torch.get_num_threads(),
     )

@@ -17,7 +17,15 @@ _linear = bind("linear", I, *[P] * 4, *[L] * 3, I)
 _linear_many = bind("linear_many", *[P] * 4, *[L] * 3, I)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes `ops.linear`. Sums are rounded to x's dtype even where the result is fp32: weights that are multiplied
+    often are packed (`packed_linear`)."""
+    x = x.to(weight.dtype)
+    product = _linear_as_x(x, weight, None if bias is None else bias.to(x.dtype))
+    return product if dtype is None else product.to(dtype)
+
+
+def _linear_as_x(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num_tokens, in_features = x.shape
     dtype = x.dtype
     are_many = num_tokens > _MAX_DIRECT_TOKENS.get(dtype, 0)

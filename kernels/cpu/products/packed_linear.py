@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.layouts.packed_layout import packed_shape
-from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows
+from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows, dtype_code, result_dtype
 
-__all__ = ["in_fixed_point", "pack", "packed_embedding", "packed_linear", "set_bf16_form"]
+__all__ = [
+    "in_fixed_point",
+    "pack",
+    "packed_embedding",
+    "packed_gated_linear",
+    "packed_linear",
+    "rounds_inputs",
+    "set_batch_invariant",
+    "set_bf16_form",
+]
 
-_packed_linear = bind("packed_linear", *[P] * 4, *[L] * 3, I)
+_packed_linear = bind("packed_linear", I, I, *[P] * 4, *[L] * 3, I)
+_packed_gated_linear = bind("packed_gated_linear", I, I, *[P] * 4, *[L] * 3, I)
+set_batch_invariant = bind("set_batch_invariant", I)
 set_bf16_form = bind("set_bf16_form", I)  # for tests: 0 is the fastest way to multiply, others are in processor.h
 _in_fixed_point = bind("in_fixed_point", L, L, P)
+_rounds_inputs = bind("rounds_inputs", I, P)
 _packed_embedding = bind("packed_embedding", P, L, P, P, L, I)
 _pack_dense = bind("pack_dense", P, P, L, L, I)
 
@@ -24,6 +37,14 @@ def in_fixed_point(num_tokens: int, least: int) -> bool:
     tokens on."""
     result = torch.zeros(1, dtype=torch.int32)
     _in_fixed_point(num_tokens, least, result.data_ptr())
+    return bool(result)
+
+
+@cache
+def rounds_inputs(*, quantized: bool) -> bool:
+    """Returns whether this processor multiplies inputs in bf16, so that they may as well be given in it."""
+    result = torch.zeros(1, dtype=torch.int32)
+    _rounds_inputs(quantized, result.data_ptr())
     return bool(result)
 
 
@@ -39,14 +60,37 @@ def pack(weight: Tensor) -> Tensor:
     return result
 
 
-def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+def packed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    dtype = result_dtype("packed_linear", x, dtype)
+    _check_inputs("packed_linear", x, weight, bias, out_features, dtype)
     num_tokens, in_features = x.shape
-    _check("packed_linear", weight, out_features, in_features)
-    if x.dtype is not torch.bfloat16 or (bias is not None and bias.dtype is not torch.bfloat16):
-        raise TypeError(f"packed_linear: x and bias must be bfloat16, x is {x.dtype}")
     x = x.contiguous()
-    out = torch.empty((num_tokens, out_features), dtype=torch.bfloat16)
+    out = torch.empty((num_tokens, out_features), dtype=dtype)
     _packed_linear(
+        dtype_code(x),
+        dtype_code(out),
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        in_features,
+        out_features,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def packed_gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    _check_inputs("packed_gated_linear", x, weight, bias, out_features, torch.float32)
+    num_tokens, in_features = x.shape
+    x = x.contiguous()
+    out = torch.empty((num_tokens, out_features // 2), dtype=x.dtype)
+    _packed_gated_linear(
+        dtype_code(x),
+        dtype_code(out),
         x.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -73,6 +117,16 @@ def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size:
         torch.get_num_threads(),
     )
     return out
+
+
+def _check_inputs(
+    name: str, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, bias_dtype: torch.dtype
+) -> None:
+    _check(name, weight, out_features, x.shape[1])
+    if x.dtype not in (torch.bfloat16, torch.float32):
+        raise TypeError(f"{name}: x must be bfloat16 or float32, not {x.dtype}")
+    if bias is not None and bias.dtype is not bias_dtype:
+        raise TypeError(f"{name}: bias must be {bias_dtype}, not {bias.dtype}")
 
 
 def _check(name: str, weight: Tensor, out_features: int, in_features: int) -> None:

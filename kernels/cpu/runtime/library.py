@@ -98,6 +98,24 @@ def dtype_code(x: Tensor) -> int:
     return code
 
 
+def result_dtype(op: str, x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype of a result: x's where none is given; raises TypeError unless it is x's or fp32."""
+    if dtype is None or dtype is x.dtype:
+        return x.dtype
+    if dtype is not torch.float32:
+        raise TypeError(f"{op}: the result must be {x.dtype} as x, or torch.float32, not {dtype}")
+    return dtype
+
+
+def narrowed_dtype(op: str, x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype of a result: x's where none is given; raises TypeError unless x has it, or is fp32."""
+    if dtype is None or dtype is x.dtype:
+        return x.dtype
+    if x.dtype is not torch.float32:
+        raise TypeError(f"{op}: x must be {dtype} as the result, or torch.float32, not {x.dtype}")
+    return dtype
+
+
 def threads_for(elements: int) -> int:
     return 1 if elements < _SERIAL_ELEMENTS else torch.get_num_threads()
 

@@ -34,6 +34,7 @@ def paged_attention(
     sinks: Tensor | None,
     split_size: int,
     plan: Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Computes `reference.paged_attention`. The heads of a token of query, and each block of kv_cache, are contiguous.
 
@@ -41,6 +42,7 @@ def paged_attention(
     long requests, the decode kernel's scratch memory is up to num_reqs * max_blocks * block_size / split_size partial
     rows of num_heads * head_dim fp32.
     """
+    assert dtype in (None, query.dtype), "the result has query's dtype"
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     num_reqs = seq_lens.shape[0]
     if query.shape[0] == 0 or num_reqs == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import triton
@@ -88,17 +89,18 @@ def clamped_swiglu_kernel(
     tl.store(out_ptr + token * SIZE + offsets, product.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
+def silu_and_mul(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Computes `reference.silu_and_mul`; x may have any stride between rows."""
-    return _launch(x, gelu=False)
+    return _launch(x, dtype, gelu=False)
 
 
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+def gelu_tanh_and_mul(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Computes `reference.gelu_tanh_and_mul`; x may have any stride between rows."""
-    return _launch(x, gelu=True)
+    return _launch(x, dtype, gelu=True)
 
 
-def _launch(x: Tensor, gelu: bool) -> Tensor:
+def _launch(x: Tensor, dtype: torch.dtype | None, gelu: bool) -> Tensor:
+    assert dtype in (None, x.dtype), "the result has x's dtype"
     num_tokens, width = x.shape
     assert width % 2 == 0, "a row of x is as many gates as ups"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
@@ -128,17 +130,18 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     return out
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Computes `reference.gelu`; x may have any stride between rows."""
-    return _launch_plain(x, tanh=False)
+    return _launch_plain(x, dtype, tanh=False)
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
+def gelu_tanh(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Computes `reference.gelu_tanh`; x may have any stride between rows."""
-    return _launch_plain(x, tanh=True)
+    return _launch_plain(x, dtype, tanh=True)
 
 
-def _launch_plain(x: Tensor, tanh: bool) -> Tensor:
+def _launch_plain(x: Tensor, dtype: torch.dtype | None, tanh: bool) -> Tensor:
+    assert dtype in (None, x.dtype), "the result has x's dtype"
     num_tokens, size = x.shape
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
     out = x.new_empty((num_tokens, size))

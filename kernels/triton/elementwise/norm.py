@@ -44,6 +44,8 @@ def add_rms_norm_kernel(
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     weight_dtype: tl.constexpr = weight_ptr.dtype.element_ty
+    stream_dtype: tl.constexpr = residual_ptr.dtype.element_ty
+    normed_dtype: tl.constexpr = weight_dtype if weight_dtype == stream_dtype else tl.float32
     wait_for_inputs()
     launch_dependents()
     # x is not read again: evicted first, it leaves the L2 cache to what the next kernels read.
@@ -56,32 +58,41 @@ def add_rms_norm_kernel(
     # The sum is rounded to the residual's dtype before it is normalised, as in the reference.
     rounded = total.to(residual_ptr.dtype.element_ty)
     tl.store(updated_ptr + token * SIZE + offsets, rounded, mask=mask)
-    normed = _normed(rounded.to(tl.float32), weight, eps, SIZE, weight_dtype)
+    normed = _normed(rounded.to(tl.float32), weight, eps, SIZE, normed_dtype)
     tl.store(out_ptr + token * SIZE + offsets, normed.to(dtype), mask=mask)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Computes `reference.add_rms_norm`; x [num_tokens, size] may have any stride between rows, residual is
     contiguous."""
-    return add_rms_norm_to(x, residual, residual, weight, eps)
+    return _launch(x, residual, residual, None, weight, eps, dtype)
 
 
 def add_rms_norm_to(x: Tensor, residual: Tensor, updated: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computes `add_rms_norm`, but what becomes of residual is written to `updated`, which is like it."""
-    return _launch(x, residual, updated, None, weight, eps)
+    return _launch(x, residual, updated, None, weight, eps, None)
 
 
-def norm_add_rms_norm(x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_add_rms_norm(
+    x: Tensor, residual: Tensor, x_weight: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> Tensor:
     """Computes `reference.norm_add_rms_norm`; strides as in `add_rms_norm`."""
     assert x_weight.shape == weight.shape, "both weights must be [size]"
     assert x_weight.dtype == weight.dtype, "both weights must have one dtype"
     assert x_weight.is_contiguous(), "both weights must be contiguous"
-    return _launch(x, residual, residual, x_weight, weight, eps)
+    return _launch(x, residual, residual, x_weight, weight, eps, dtype)
 
 
 def _launch(
-    x: Tensor, residual: Tensor, updated: Tensor, x_weight: Tensor | None, weight: Tensor, eps: float
+    x: Tensor,
+    residual: Tensor,
+    updated: Tensor,
+    x_weight: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype | None,
 ) -> Tensor:
+    assert dtype in (None, x.dtype), "the result has x's dtype"
     num_tokens, size = x.shape
     assert size <= MAX_SIZE, f"a row has at most {MAX_SIZE} elements"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"

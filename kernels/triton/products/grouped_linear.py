@@ -34,14 +34,36 @@ def grouped_linear(
     bits: int,
     group_size: int,
     zero_point: int,
+    dtype: torch.dtype | None = None,
     *,
     gated: bool = False,
 ) -> Tensor:
     """Computes `reference.grouped_linear` of a weight in the layout "cuda"; x [num_tokens, K], any row stride.
 
-    Where weights are scaled or dequantized first, they are rounded to x's dtype. gated: `silu_and_mul` of the product,
-    by its kernel unless the rows are few or many enough for another kernel.
+    Where weights are scaled or dequantized first, they are rounded to x's dtype, as the sums are where dtype is
+    another. gated: `silu_and_mul` of the product, by its kernel unless the rows are few or many enough for another
+    kernel.
     """
+    form = (out_features, bits, group_size, zero_point)
+    product = _as_x(x, codes, scales, offsets, codebook, permutation, bias, *form, gated)
+    return product if dtype is None else product.to(dtype)
+
+
+def _as_x(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    gated: bool,
+) -> Tensor:
+    """Computes `grouped_linear` in x's dtype."""
     num_tokens, num_inputs = x.shape
     if num_tokens == 0:
         return x.new_empty(0, out_features // 2 if gated else out_features)

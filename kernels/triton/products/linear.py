@@ -14,12 +14,25 @@ from pagewire.kernels.triton.products.skinny import MAX_ROWS, skinny_product
 _WHOLE_LOADS = 8  # elements of 16 bits in 16 bytes
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes x [num_tokens, in_features] @ weight [out_features, in_features].T + bias."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Computes x [num_tokens, in_features] @ weight [out_features, in_features].T + bias, in dtype (None: x's)."""
+    if dtype is not None and dtype is not x.dtype:
+        return _wide(x, weight, bias, dtype)
     config = skinny_config(x, weight)
     if config is None:
         return F.linear(x, weight, bias)
     return skinny_product(x, weight, bias, config, norm=None, gated=False)
+
+
+def _wide(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Computes `linear`, its sums not rounded to x's dtype."""
+    config = skinny_config(x, weight)
+    if config is not None:
+        return skinny_product(x, weight, bias, config, norm=None, gated=False, dtype=dtype)
+    if x.is_cuda:
+        product = torch.mm(x, weight.t(), out_dtype=dtype)
+        return product if bias is None else product.add_(bias)
+    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def skinny_config(x: Tensor, weight: Tensor) -> Mapping[str, int] | None:

@@ -149,11 +149,18 @@ def skinny_kernel(
 
 
 def skinny_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, config: Mapping[str, int], *, norm: Norm | None, gated: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    config: Mapping[str, int],
+    *,
+    norm: Norm | None,
+    gated: bool,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Computes x [num_tokens, K], of `norm` or as it is, @ weight.T + bias, or with `gated` silu_and_mul of that.
 
-    Up to MAX_ROWS tokens, any row stride; weight contiguous, of x's dtype.
+    Up to MAX_ROWS tokens, any row stride; weight contiguous, of x's dtype. dtype: the result's; None: x's.
 
     config: block_n, block_k, num_warps, num_stages, programs_per_sm (that the splits should make)
     """
@@ -164,7 +171,7 @@ def skinny_product(
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
     if norm is not None:
         norm.check(x)
-    out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_tokens, num_outputs, dtype=dtype or x.dtype, device=x.device)
     constants = _constants(config["block_n"], config["block_k"], num_inputs, gated)
     tiles = triton.cdiv(weight.shape[0], constants["BLOCK_N"])
     steps = triton.cdiv(num_inputs, constants["BLOCK_K"])
@@ -200,9 +207,10 @@ def specialization(
     bias: bool = False,
     num_inputs: int = 4096,
     residual: str | None = None,
+    out: str | None = None,
 ) -> Specialization:
-    """Returns what `skinny_product` launches, to compile it ahead of time; dtype and residual are Triton's names of
-    types."""
+    """Returns what `skinny_product` launches, to compile it ahead of time; dtype, residual and out are Triton's names
+    of types."""
     types = {
         "x_ptr": f"*{dtype}",
         "residual_ptr": f"*{residual or dtype}",
@@ -210,7 +218,7 @@ def specialization(
         "norm_ptr": f"*{dtype}",
         "weight_ptr": f"*{dtype}",
         "bias_ptr": f"*{dtype}",
-        "out_ptr": f"*{dtype}",
+        "out_ptr": f"*{out or dtype}",
         "partials_ptr": "*fp32",
         "arrived_ptr": "*i32",
         "num_tokens": "i32",

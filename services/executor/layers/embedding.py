@@ -27,7 +27,7 @@ from pagewire.services.executor.layers.weights import (
 class Embedding:
     """`weight` is [vocab_size, hidden_size], or a rank's share of its rows; `project` is the tied output head."""
 
-    __slots__ = ("_exchange", "_first", "dtype", "multiplies", "shards", "weight")
+    __slots__ = ("_exchange", "_first", "dtype", "multiplies", "result_dtype", "shards", "weight")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Embedding:
         shard = Shard(placement.name(name), vocab_size, hidden_size, placement.format(name), rows=rows)
         self.shards: tuple[Shard, ...] = (shard,)
         self.dtype: torch.dtype = placement.dtype
+        self.result_dtype: torch.dtype = placement.result_dtype
         self.multiplies = projects
         self.weight: PackedWeight = (
             Dense(placement.empty(shard.num_outputs, hidden_size))
@@ -70,15 +71,15 @@ class Embedding:
     def _look_up(self, rows: Tensor) -> Tensor:
         weight = self.weight
         if isinstance(weight, PackedGrouped):
-            return weight.embed(rows, self.dtype)
+            return weight.embed(rows, self.result_dtype)
         if isinstance(weight, PackedDense):
-            return weight.embed(rows)
+            return weight.embed(rows).to(self.result_dtype)
         assert isinstance(weight, Dense)
-        return functional.embedding(rows, weight.tensor)
+        return functional.embedding(rows, weight.tensor).to(self.result_dtype)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden_size] -> logits [S, vocab_size]"""
-        logits = self.weight(hidden, None)
+        """hidden [S, hidden_size] -> logits [S, vocab_size], fp32"""
+        logits = self.weight(hidden, None, None if self.dtype is torch.float32 else torch.float32)
         return logits if self._exchange is None else self._exchange.gathered(logits)
 
     @property

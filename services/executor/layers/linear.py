@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,7 +53,7 @@ class Linear:
     {"q_proj": 576, "k_proj": 192, "v_proj": 192} makes one weight [960, in_features].
     """
 
-    __slots__ = ("_exchange", "bias", "shards", "transposed", "weight")
+    __slots__ = ("_dtype", "_exchange", "_results", "bias", "input_dtype", "shards", "transposed", "weight")
 
     multiplies = True
 
@@ -65,6 +67,7 @@ class Linear:
         rows: Mapping[str, Tensor | range | None] | None = None,
         transposed: bool = False,
         split: Split = Split.NONE,
+        result_dtype: torch.dtype | None = None,
     ) -> None:
         """in_features, shards: the checkpoint's, regardless of the rank's share.
 
@@ -72,7 +75,12 @@ class Linear:
         If ranks split outputs, rows are the rank's outputs; by default ranks have equal shares.
 
         transposed: a dense checkpoint has weights as [in_features, out_features].
+
+        result_dtype: by default the placement's.
         """
+        self._dtype, self.input_dtype = placement.dtype, placement.input_dtype
+        result_dtype = result_dtype or placement.result_dtype
+        self._results = None if result_dtype is placement.dtype else result_dtype
         self._exchange: Exchange | None = None
         chosen = {name: indices(which) for name, which in (rows or {}).items() if which is not None}
         inputs = None
@@ -101,20 +109,22 @@ class Linear:
         self.weight: PackedWeight = (
             Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
         )
-        self.bias = placement.empty(sizes[0]) if bias else None
+        self.bias = replace(placement, dtype=result_dtype).empty(sizes[0]) if bias else None
         self.transposed = transposed
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [num_tokens, inputs of the rank] -> [num_tokens, outputs of the rank]"""
+        if x.dtype is not self.input_dtype and x.dtype is not self._dtype:
+            x = x.to(self._dtype)
         if self._exchange is None:
-            return self.weight(x, self.bias)
-        return self._exchange(self.weight, x, self.bias)
+            return self.weight(x, self.bias, self._results)
+        return self._exchange(self.weight, x, self.bias, self._results)
 
     def gated(self, x: Tensor) -> Tensor:
-        """`silu_and_mul` of the product, [num_tokens, outputs of the rank / 2]"""
+        """`silu_and_mul` of the product, [num_tokens, outputs of the rank / 2], as products take it"""
         if self._exchange is None and isinstance(self.weight, GatedWeight):
-            return self.weight.gated(x, self.bias)
-        return ops.silu_and_mul(self(x))
+            return self.weight.gated(x.to(self.input_dtype), self.bias)
+        return ops.silu_and_mul(self(x), self.input_dtype)
 
     @property
     def takes_norm(self) -> bool:
@@ -161,6 +171,11 @@ class Linear:
         return stored_parts(self.shards, transposed=self.transposed)
 
 
+def output_head(hidden_size: int, sizes: Mapping[str, int], placement: Placement, *, bias: bool = False) -> Linear:
+    """Returns the projection to logits, which are fp32 on every device: in bf16, near tokens would often tie."""
+    return Linear(hidden_size, sizes, placement, bias=bias, split=Split.GATHERED, result_dtype=torch.float32)
+
+
 class Exchange:
     """The exchange between ranks for a product with a weight divided among them."""
 
@@ -175,13 +190,13 @@ class Exchange:
         self.num_outputs = 0
         self.share = 0
 
-    def __call__(self, weight: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, weight: PackedWeight, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
         if self.sums:
-            part = weight(x, bias if self.ranks.rank == 0 else None)
+            part = weight(x, bias if self.ranks.rank == 0 else None, dtype)
             return part if self.leaves_sum else self.ranks.all_reduce(part)
         if self.gathers_inputs:
             x = self.ranks.all_gather(x)
-        return self.gathered(weight(x, bias))
+        return self.gathered(weight(x, bias, dtype))
 
     def gathered(self, outputs: Tensor) -> Tensor:
         """outputs [num_tokens, the rank's] -> [num_tokens, all]. The last rank may have fewer."""

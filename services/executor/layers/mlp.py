@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
@@ -12,7 +13,7 @@ from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
 
-Activation = Callable[[Tensor], Tensor]
+Activation = Callable[[Tensor, torch.dtype], Tensor]  # the dtype is the result's
 
 _GATED: Mapping[str, Activation] = {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
 _PLAIN: Mapping[str, Activation] = {
@@ -35,8 +36,9 @@ class MLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], same shape out"""
-        inner = self.up.gated(hidden) if self.activation is ops.silu_and_mul else self.activation(self.up(hidden))
-        return self.down(inner)
+        if self.activation is ops.silu_and_mul:
+            return self.down(self.up.gated(hidden))
+        return self.down(self.activation(self.up(hidden), self.down.input_dtype))
 
     @property
     def takes_norm(self) -> bool:

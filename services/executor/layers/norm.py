@@ -16,20 +16,21 @@ from pagewire.services.executor.layers.placement import Placement
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in fp32."""
 
-    __slots__ = ("eps", "name", "weight")
+    __slots__ = ("dtype", "eps", "name", "weight")
 
     def __init__(self, name: str, size: int, eps: float, placement: Placement) -> None:
         self.name = placement.name(name)
-        self.weight = placement.empty(size)
+        self.weight = replace(placement, dtype=placement.result_dtype).empty(size)  # that of what it normalises
         self.eps = eps
+        self.dtype = placement.input_dtype
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Adds x to the residual stream in place and returns the stream normalised."""
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+        """Adds x to the residual stream in place and returns the stream normalised, as products take it."""
+        return ops.add_rms_norm(x, residual, self.weight, self.eps, self.dtype)
 
     def add_before(self, following: RMSNorm, x: Tensor, residual: Tensor) -> Tensor:
         """Adds x, normalised, to the residual stream in place and returns the stream normalised by `following`."""
-        return ops.norm_add_rms_norm(x, residual, self.weight, following.weight, self.eps)
+        return ops.norm_add_rms_norm(x, residual, self.weight, following.weight, self.eps, self.dtype)
 
     def normalize(self, x: Tensor) -> None:
         """x [num_tokens, size], with any stride between rows, in place."""
@@ -45,7 +46,8 @@ class UnitOffsetRMSNorm(RMSNorm):
     __slots__ = ()
 
     def __init__(self, name: str, size: int, eps: float, placement: Placement) -> None:
-        super().__init__(name, size, eps, replace(placement, dtype=torch.float32))
+        super().__init__(name, size, eps, replace(placement, dtype=torch.float32, results=None, inputs=None))
+        self.dtype = placement.input_dtype
 
     def finish_loading(self) -> None:
         self.weight += 1
@@ -97,6 +99,7 @@ class LayerNorm:
     __slots__ = ("bias", "eps", "name", "weight")
 
     def __init__(self, name: str, size: int, eps: float, placement: Placement, *, bias: bool) -> None:
+        placement = replace(placement, dtype=placement.result_dtype)  # that of what it normalises
         self.name = placement.name(name)
         self.weight = placement.empty(size)
         self.bias = placement.empty(size) if bias else None

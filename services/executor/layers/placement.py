@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pagewire.kernels import ops
 from pagewire.services.executor.layers.weight_format import Quantization, WeightFormat
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
@@ -23,6 +24,43 @@ class Placement:
     tensor: Communicator = ALONE  # with the ranks that have the other parts of each layer
     whole_experts: bool = False  # each rank has some whole experts; otherwise a part of every expert
     stage: Stage = WHOLE  # the layers of this rank
+    results: torch.dtype | None = None  # of products; None: dtype
+    inputs: torch.dtype | None = None  # of products; None: dtype
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.results or self.dtype
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        return self.inputs or self.dtype
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """Returns the dtype of the residual stream: fp32, whatever the results that are added to it."""
+        return torch.float32
+
+    def widened(self, *, dense: bool) -> Placement:
+        """Returns the placement with everything in fp32 that costs no time in it: on CPUs, what products give and what
+        is computed of that; and what they take, unless the processor multiplies in 16 bits.
+
+        dense: weights are not quantized. On a GPU the results would take longer to write and read.
+        """
+        if self.device.type != "cpu" or self.dtype is torch.float32 or ops.cpu_backend() not in ("cpp", "torch"):
+            return self
+        inputs = None if self._rounds_inputs(dense) else torch.float32
+        return replace(self, results=torch.float32, inputs=inputs)
+
+    def narrowed(self) -> Placement:
+        """Returns the placement of layers between which ops take nothing but dtype."""
+        return replace(self, results=None, inputs=None)
+
+    def _rounds_inputs(self, dense: bool) -> bool:
+        if self.dtype is not torch.bfloat16 or ops.cpu_backend() != "cpp":
+            return True
+        from pagewire.kernels.cpu.products.packed_linear import rounds_inputs
+
+        return rounds_inputs(quantized=not dense)
 
     def within(self, module: str) -> Placement:
         return replace(self, prefix=f"{self.prefix}{module}.")

@@ -29,8 +29,8 @@ class Dense:
     def nbytes(self) -> int:
         return self.tensor.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.linear(x, self.tensor, bias)
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        return ops.linear(x, self.tensor, bias, dtype)
 
     @property
     def takes_norm(self) -> bool:
@@ -65,8 +65,11 @@ class PackedDense:
     def nbytes(self) -> int:
         return self.tensor.nbytes
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.packed_linear(x, self.tensor, bias, self.shape[0])
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        return ops.packed_linear(x, self.tensor, bias, self.shape[0], dtype)
+
+    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.packed_gated_linear(x, self.tensor, None if bias is None else bias.float(), self.shape[0])
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
         return ops.packed_experts_linear(x, self.tensor, bias, order, starts, self.shape[0], gated)
@@ -92,11 +95,11 @@ class Stacked:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         outputs, start = [], 0
         for part in self.parts:
             stop = start + part.shape[0]
-            outputs.append(part(x, None if bias is None else bias[start:stop]))
+            outputs.append(part(x, None if bias is None else bias[start:stop], dtype))
             start = stop
         return torch.cat(outputs, dim=-1)
 
@@ -110,7 +113,7 @@ class NotLoaded:
         self.shape = (out_features, in_features)
         self.nbytes = 0
 
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         raise RuntimeError("a quantized weight was used before it was loaded")
 
 
@@ -192,7 +195,7 @@ class GatedWeight(Protocol):
     """A weight of gates and ups with a product that may end with their activation."""
 
     def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """`silu_and_mul` of the product."""
+        """`silu_and_mul` of the product, in x's dtype."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +33,11 @@ class Footprint:
         return kv_cache.cache_bytes(self.model, -(-num_tokens // limits.block_size), limits)
 
 
+def _device(config: ExecutorConfig) -> torch.device:
+    on_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if on_cuda else "cpu")
+
+
 def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     """Returns None for models in transformers' code, as their footprint is known only when they are loaded.
 
@@ -44,7 +49,9 @@ def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     model_config = checkpoint.config(resolve_dtype(config.dtype, checkpoint.dtype))
     weights = None if config.load_format == "dummy" else checkpoint.weights()
     found = checkpoint.quantization(weights, config.quantization)
-    placement = Placement(model_config.dtype, torch.device("meta"), found)
+    placement = Placement(model_config.dtype, _device(config), found)
+    placement = placement.widened(dense=found is None or config.quantization == "none")
+    placement = replace(placement, device=torch.device("meta"))
     length = served_len(path, model_config, config.max_model_len)
     model = make_own(checkpoint, model_config, length, placement)
     if kv_cache.is_fp8(config.kv_cache_dtype):

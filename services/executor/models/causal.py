@@ -68,7 +68,8 @@ class CausalModel(OwnModel):
     norm: RMSNorm | LayerNorm
     lm_head: Linear | None  # None: the embedding is the head
     head_name: str = "lm_head"  # its name in the checkpoint
-    stream_dtype: torch.dtype | None = None  # of the residual stream; None: the model's
+    hidden_dtype: torch.dtype | None = None  # of what layers give; None: the model's
+    stream_dtype: torch.dtype | None = None  # of the residual stream; likewise
     observer: Observer | None = None
     stage: Stage = WHOLE  # `layers` are its layers; those of other stages take no memory
 

@@ -10,7 +10,7 @@ import torch
 from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.attention.self_attention import llama_attention
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear, Split
+from pagewire.services.executor.layers.linear import output_head
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -69,6 +69,7 @@ class DecoderModel(CausalModel):
         body, stage, tied = placement.within(body_name), placement.stage, config.tie_word_embeddings
         self.config: DecoderConfig = config
         self.stage = stage
+        self.hidden_dtype, self.stream_dtype = placement.result_dtype, placement.stream_dtype
         self.head_name = head_name
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         has_embedding = stage.is_first or (tied and stage.is_last)
@@ -82,7 +83,7 @@ class DecoderModel(CausalModel):
         ]
         self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps, body.where(stage.is_last))
         head, sizes = placement.where(stage.is_last), {head_name: config.vocab_size}
-        self.lm_head = None if tied else Linear(config.hidden_size, sizes, head, bias=False, split=Split.GATHERED)
+        self.lm_head = None if tied else output_head(config.hidden_size, sizes, head)
 
     def rotaries(
         self, config: DecoderConfig, max_model_len: int, device: torch.device

@@ -11,7 +11,7 @@ import torch
 
 from pagewire.services.executor.config.model_config import DecoderConfig, decoder_config, positive_number
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear, Split
+from pagewire.services.executor.layers.linear import Linear, Split, output_head
 from pagewire.services.executor.layers.mlp import MLP, plain_activation
 from pagewire.services.executor.layers.norm import LayerNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -48,6 +48,7 @@ class LayerNormModel(CausalModel):
         size, tied = config.hidden_size, config.tie_word_embeddings
         self.config: LayerNormConfig = config
         self.stage = stage
+        self.hidden_dtype = self.stream_dtype = placement.result_dtype
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         embedding = body.where(stage.is_first or (tied and stage.is_last))
         self.embed = Embedding(self.embed_name, config.vocab_size, size, embedding, projects=tied, split=True)
@@ -58,9 +59,7 @@ class LayerNormModel(CausalModel):
         end, head = body.where(stage.is_last), placement.where(stage.is_last)
         self.norm = LayerNorm(self.norm_name, size, config.layer_norm_eps, end, bias=self.norm_has_bias)
         self.lm_head = (
-            None
-            if tied
-            else Linear(size, {self.head_name: config.vocab_size}, head, bias=self.head_has_bias, split=Split.GATHERED)
+            None if tied else output_head(size, {self.head_name: config.vocab_size}, head, bias=self.head_has_bias)
         )
 
     @abstractmethod

@@ -114,6 +114,7 @@ class Mamba2Model(CausalModel):
     unsplit = "its layers keep one state for all heads of a group; use replicas"
 
     def __init__(self, config: Mamba2Config, max_model_len: int, placement: Placement) -> None:
+        placement = placement.narrowed()
         body, size, stage = placement.within("backbone"), config.hidden_size, placement.stage
         tied = config.tie_word_embeddings
         self.config: Mamba2Config = config

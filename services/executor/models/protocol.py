@@ -55,7 +55,7 @@ class Model(Protocol):
         """input_ids int64 [num_tokens] -> hidden states after the last norm [num_tokens, hidden_size]"""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden_size] -> [S, vocab_size] in the model's dtype"""
+        """hidden [S, hidden_size] -> logits [S, vocab_size], fp32 in our own models"""
 
 
 class Leaf(Protocol):

@@ -37,9 +37,12 @@ from pagewire.services.executor.step.step_context import Stream
 
 def stream_of(model: Model, max_num_tokens: int, device: torch.device) -> Stream:
     """Allocates the memory of the stream between stages, for max_num_tokens tokens."""
-    shape, dtype = (max_num_tokens, model.config.hidden_size), model.config.dtype
-    stream_dtype = getattr(model, "stream_dtype", None) or dtype
-    return Stream(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=stream_dtype, device=device))
+    shape = (max_num_tokens, model.config.hidden_size)
+    hidden_dtype = getattr(model, "hidden_dtype", None) or model.config.dtype
+    stream_dtype = getattr(model, "stream_dtype", None) or model.config.dtype
+    return Stream(
+        torch.zeros(shape, dtype=hidden_dtype, device=device), torch.zeros(shape, dtype=stream_dtype, device=device)
+    )
 
 
 class PipelineStage(StageExchange):

@@ -22,6 +22,7 @@ from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.served_model import load_served
+from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
@@ -56,6 +57,28 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _set_batch_invariance(config: ExecutorConfig, device: torch.device) -> None:
+    """Chooses how the process computes from now on."""
+    if device.type != "cpu" or cpu_backend() != "cpp":
+        if config.batch_invariant:
+            raise StartupError(
+                "--batch-invariant: only the C++ kernels of CPUs compute a token alike in every batch, and this "
+                "executor does not use them; leave it out, or serve with --device cpu"
+            )
+        return
+    from pagewire.kernels.cpu.products.packed_linear import set_batch_invariant
+
+    set_batch_invariant(config.batch_invariant)
+
+
+def _check_batch_invariance(config: ExecutorConfig, dtype: torch.dtype, device: torch.device) -> None:
+    if config.batch_invariant and dtype is not torch.float32 and not packs_dense(dtype, device):
+        raise StartupError(
+            f"--batch-invariant: on this processor, products of {dtype} depend on the batch; use --dtype bfloat16 on "
+            "x86, or --dtype float32"
+        )
+
+
 def start_runner(
     config: ExecutorConfig, model_path: str, progress: Progress, group: Group = ALONE_GROUP
 ) -> tuple[ModelRunner, ExecutorInfo]:
@@ -76,6 +99,7 @@ def start_runner(
     sizes = capture_sizes(
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
     )
+    _set_batch_invariance(config, device)
     # The number of OpenMP threads is a setting of the calling thread.
     torch.set_num_threads(config.num_threads or _num_threads(config))
     with phases("weights"):
@@ -83,6 +107,7 @@ def start_runner(
         served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
         group.check_same("weights", served.digest)
     model, pooling = served.model, served.pooling
+    _check_batch_invariance(config, model.config.dtype, device)
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)

@@ -19,7 +19,9 @@ class StepImages:
 
     def merge(self, hidden: Tensor) -> Tensor:
         """Writes the images' embeddings over those of their placeholders, in place. hidden [num_tokens, hidden_size]"""
-        return hidden if self.embeddings is None else hidden.index_copy_(0, self.tokens, self.embeddings)
+        return (
+            hidden if self.embeddings is None else hidden.index_copy_(0, self.tokens, self.embeddings.to(hidden.dtype))
+        )
 
 
 @dataclass(frozen=True)

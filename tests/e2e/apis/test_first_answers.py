@@ -38,7 +38,7 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(params=["float32"])
+@pytest.fixture(params=["float32", "auto"])
 def answering(request: pytest.FixtureRequest, smollm2_gguf: Path) -> Iterator[Line]:
     """The default model's line in each of these dtypes."""
     if request.param == "float32":

@@ -26,9 +26,9 @@ from pagewire.kernels import ops
 torch.set_num_threads(2)
 x = torch.randn(64, 640)
 torch.testing.assert_close(
-    torch.ops.pagewire.silu_and_mul(x), torch.nn.functional.silu(x[:, :320]) * x[:, 320:], atol=1e-5, rtol=1e-5
+    torch.ops.pagewire.silu_and_mul(x, None), torch.nn.functional.silu(x[:, :320]) * x[:, 320:], atol=1e-5, rtol=1e-5
 )
-torch.ops.pagewire.add_rms_norm(x, x.clone(), torch.ones(640), 1e-5)
+torch.ops.pagewire.add_rms_norm(x, x.clone(), torch.ones(640), 1e-5, None)
 print("backend", ops.cpu_backend())
 print("triton imported", "triton" in sys.modules)
 with open("/proc/self/maps") as maps:

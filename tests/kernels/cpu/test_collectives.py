@@ -200,9 +200,9 @@ def test_recorded_steps_have_collectives() -> None:
 
     def run(rank: int) -> tuple[list[Tensor], int]:
         def step() -> Tensor:
-            x = ops.silu_and_mul(inputs[rank].repeat(1, 2))
+            x = ops.silu_and_mul(inputs[rank].repeat(1, 2), None)
             ops.all_reduce(x, channel, rank, 2)
-            ops.add_rms_norm(x, torch.zeros_like(x), weight, 1e-5)
+            ops.add_rms_norm(x, torch.zeros_like(x), weight, 1e-5, None)
             return ops.all_gather(x, channel, rank, 2)
 
         recorded = record(step, Memory())

@@ -94,7 +94,7 @@ def test_rotary_store_kv_names_wrong_arguments() -> None:
     heads, ones = make_heads(torch.bfloat16, 4), torch.ones(64)
     for wrong, error, message in (
         (replace(heads, qkv=heads.qkv[:, :6]), ValueError, r"num_heads \+ 6, 64"),
-        (replace(heads, qkv=heads.qkv.float()), TypeError, "without kv_scales kv_cache must be torch.float32"),
+        (replace(heads, qkv=heads.qkv.half()), TypeError, "without kv_scales kv_cache must be torch.float16"),
         (replace(heads, positions=heads.positions.int()), TypeError, "positions must be contiguous int64"),
         (replace(heads, slot_mapping=heads.slot_mapping[:3]), TypeError, "slot_mapping must be contiguous int64"),
         (replace(heads, cos_sin_cache=torch.zeros(9, 128)), ValueError, "at most 64 columns"),

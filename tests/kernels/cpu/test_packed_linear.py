@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from pagewire.kernels.cpu.elementwise import silu_and_mul
 from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.cpu.products import packed_linear
 from pagewire.kernels.cpu.products.packed_linear import in_fixed_point
 from tests.kernels.implementations import fallback, native
-from tests.kernels.processor import CPU, bf16_multiplied_as, fixed_point_error
+from tests.kernels.processor import CPU, batch_invariance, bf16_multiplied_as, fixed_point_error
 from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
@@ -40,14 +41,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def assert_is_product(
-    actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, fixed_point: bool = False
+    actual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    fixed_point: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     wide_bias = None if bias is None else bias.double()
     expected = F.linear(x.double(), weight.double(), wide_bias)
     magnitude = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
-    assert actual.dtype is torch.bfloat16 and actual.shape == expected.shape
+    assert actual.dtype is dtype and actual.shape == expected.shape
     error = (actual.double() - expected).abs()
-    tolerance = FP32_ROUNDING * magnitude + RESULT_ROUNDING * expected.abs()
+    tolerance = FP32_ROUNDING * magnitude + (RESULT_ROUNDING * expected.abs() if dtype is torch.bfloat16 else 0)
     if fixed_point:
         tolerance += fixed_point_error(x.double(), weight.double(), weight.double())
     assert (error <= tolerance).all()
@@ -133,6 +140,57 @@ def test_sums_of_the_largest_integers_fit() -> None:
 
 
 @pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize(("in_features", "out_features"), [(576, 200), (33, 34), (64, 96)])
+def test_sums_in_fp32(in_features: int, out_features: int) -> None:
+    """Compares sums with those that are rounded, and gated ones with the activation of both halves."""
+    weight, bias = random(out_features, in_features), random(out_features, seed=1)
+    packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
+    for num_tokens in (0, 1, 4, 5, 16, 30, 257):
+        sums = native.packed_linear(x[:num_tokens], packed, bias.float(), out_features, torch.float32)
+        assert sums.dtype is torch.float32
+        assert torch.equal(sums.bfloat16(), native.packed_linear(x[:num_tokens], packed, bias, out_features))
+        gated = native.packed_gated_linear(x[:num_tokens], packed, bias.float(), out_features)
+        torch.testing.assert_close(gated, silu_and_mul(sums, torch.bfloat16), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize(("in_features", "out_features"), [(576, 200), (33, 34), (64, 96)])
+def test_inputs_in_fp32(in_features: int, out_features: int) -> None:
+    """Inputs are not rounded, except where the processor multiplies bf16."""
+    weight, bias = random(out_features, in_features), random(out_features, seed=1)
+    x = torch.randn((257, in_features), generator=torch.Generator().manual_seed(2))
+    packed, rounds = packed_layout.pack(weight), packed_linear.rounds_inputs.__wrapped__(quantized=False)
+    for num_tokens in (0, 1, 5, 30, 257):
+        some = x[:num_tokens]
+        sums = native.packed_linear(some, packed, bias.float(), out_features)
+        if rounds:
+            rounded = native.packed_linear(some.bfloat16(), packed, bias.float(), out_features, torch.float32)
+            assert torch.equal(sums, rounded)
+        else:
+            is_fixed = in_fixed_point(num_tokens, FIXED_POINT_TOKENS)
+            assert_is_product(sums, some, weight, bias, fixed_point=is_fixed, dtype=torch.float32)
+        gated = native.packed_gated_linear(some, packed, bias.float(), out_features)
+        torch.testing.assert_close(gated, silu_and_mul(sums), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize(("in_features", "out_features"), [(576, 200), (33, 34)])
+def test_batch_invariance(in_features: int, out_features: int) -> None:
+    """A token's sums are the same bit by bit whatever the others are."""
+    weight = random(out_features, in_features)
+    packed, x = packed_layout.pack(weight), torch.randn((257, in_features), generator=torch.Generator().manual_seed(2))
+    with batch_invariance():
+        for given in (x, x.bfloat16()):
+            whole = native.packed_linear(given, packed, None, out_features, torch.float32)
+            gated = native.packed_gated_linear(given, packed, None, out_features)
+            for num_tokens in (1, 2, 3, 4, 5, 12, 24, 31, 100):
+                some = given[-num_tokens:]
+                actual = native.packed_linear(some, packed, None, out_features, torch.float32)
+                assert torch.equal(actual, whole[-num_tokens:])
+                assert torch.equal(native.packed_gated_linear(some, packed, None, out_features), gated[-num_tokens:])
+
+
+@pytest.mark.usefixtures("bf16_form")
 def test_infinity_and_nan_stay_with_their_token() -> None:
     weight, x = random(100, 64), random(40, 64, seed=1)
     x[3, 5], x[17, 60] = float("inf"), float("nan")
@@ -180,10 +238,13 @@ def test_wrong_operands_are_refused() -> None:
         native.packed_linear(x, packed, None, 40)
     with pytest.raises(ValueError, match=r"not a packed weight \[20, 70\]"):
         native.packed_linear(random(3, 70), packed, None, 20)
-    with pytest.raises(TypeError, match=r"x is torch\.float32"):
-        native.packed_linear(x.float(), packed, None, 20)
-    with pytest.raises(TypeError, match="bfloat16"):
-        native.packed_linear(x, packed, torch.zeros(20), 20)
+    with pytest.raises(TypeError, match=r"bfloat16 or float32, not torch\.float16"):
+        native.packed_linear(x.half(), packed, None, 20)
+    with pytest.raises(TypeError, match=r"torch\.bfloat16 as x, or torch\.float32, not torch\.float16"):
+        native.packed_linear(x, packed, None, 20, torch.float16)
+    for bias, dtype in ((torch.zeros(20), None), (torch.zeros(20).bfloat16(), torch.float32)):
+        with pytest.raises(TypeError, match="bias must be"):
+            native.packed_linear(x, packed, bias, 20, dtype)
     with pytest.raises(TypeError, match=r"not torch\.float16"):
         packed_linear.pack(random(20, 40).half())
     with pytest.raises(TypeError, match="contiguous"):

@@ -28,7 +28,7 @@ SIZE = 32
 
 
 def norm(x: Tensor) -> Tensor:
-    return ops.add_rms_norm(x, torch.zeros_like(x), torch.ones(SIZE), 1e-5)
+    return ops.add_rms_norm(x, torch.zeros_like(x), torch.ones(SIZE), 1e-5, None)
 
 
 def halves(x: Tensor) -> Tensor:
@@ -44,9 +44,9 @@ def in_place(x: Tensor) -> Tensor:
 
 STEPS = {
     "norm": norm,
-    "gate": lambda x: ops.silu_and_mul(torch.cat([x, x * 2], dim=1)),
-    "transposed": lambda x: ops.silu_and_mul(torch.cat([x, x], dim=1).T.contiguous().T),  # copied within the op
-    "linear": lambda x: ops.linear(x, torch.eye(SIZE) * 1.5, None),
+    "gate": lambda x: ops.silu_and_mul(torch.cat([x, x * 2], dim=1), None),
+    "transposed": lambda x: ops.silu_and_mul(torch.cat([x, x], dim=1).T.contiguous().T, None),  # copied within the op
+    "linear": lambda x: ops.linear(x, torch.eye(SIZE) * 1.5, None, None),
     "torch's linear": lambda x: torch.nn.functional.linear(x, torch.eye(SIZE).flip(0)),
     "halves": halves,
     "in place": in_place,

@@ -82,7 +82,7 @@ def split_on_the_device(min_split: int, num_programs: int) -> None:
     )  # fmt: skip
     out = torch.full_like(batch.query, float("nan"))
     config = {"block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_sm": num_programs, "min_split": min_split}
-    _, _, *tables, max_query_len, _, scale, window, soft_cap, scales, sinks, split_size, _ = batch.args()
+    _, _, *tables, max_query_len, _, scale, window, soft_cap, scales, sinks, split_size, _, _ = batch.args()
     arguments: tuple[Any, ...] = (batch.query, batch.kv_cache, out, *tables, max_query_len, scale, window, soft_cap)
     arguments += (scales, sinks, split_size, config)
     decode_attention.decode_attention(*arguments)

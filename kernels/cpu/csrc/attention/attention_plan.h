@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/processor.h"
 #include "common/vector.h"
 
 constexpr int FEW_ROWS = 16;
@@ -39,7 +40,8 @@ struct Problem {
     int num_requests, num_heads, num_kv_heads, head_dim, value_dim, block_size;
     float scale, soft_cap;
     int window;
-    int query_dtype;
+    int query_dtype;  // the output's, or fp32
+    int output_dtype;
 
     int group() const { return num_heads / num_kv_heads; }
     int query_len(int request) const { return query_start[request + 1] - query_start[request]; }
@@ -48,10 +50,11 @@ struct Problem {
     int padded_dim() const { return padded(head_dim); }
     int padded_value_dim() const { return padded(value_dim); }
     static int padded(int dim) { return (dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
-    // Never in fp32: tiles of the two kinds round differently, and there a token's numbers are to be the same whether
-    // it is decoded or, after a service has died, computed again as part of a prompt.
+    // Never in fp32, nor where results are to be batch invariant: tiles of the two kinds round differently, and there a
+    // token's numbers are to be the same whether it is decoded or, after a service has died, computed again as part of
+    // a prompt.
     bool has_few_rows(int request) const {
-        return query_dtype != FLOAT32 && (int64_t)query_len(request) * group() <= FEW_ROWS;
+        return output_dtype != FLOAT32 && !batch_invariant && (int64_t)query_len(request) * group() <= FEW_ROWS;
     }
 };
 

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <type_traits>
 
 #include "attention/attention_plan.h"
 #include "common/gemm.h"
@@ -61,19 +62,15 @@ int first_position(const Problem& p, const Tile& tile) {
     return p.seq_lens[tile.request] - p.query_len(tile.request) + tile.query_begin;
 }
 
-// Rows of queries (of bf16 for pairs) in the form M; dimensions are padded with zeros.
+// Rows of queries in the form M; dimensions are padded with zeros.
 template <class M>
 void load_query(const Problem& p, const Tile& tile, int kv_head, int rows, typename M::element* out) {
     const int dim = p.padded_dim();
     for (int r = 0; r < rows; r++, out += dim / M::PER_ELEMENT) {
         const int64_t source = row_of(p, tile, kv_head, r).query;
-        if constexpr (M::PER_ELEMENT == 2) {
-            std::memcpy(out, p.query + source * sizeof(bf16), p.head_dim * sizeof(bf16));
-            std::memset((bf16*)out + p.head_dim, 0, (dim - p.head_dim) * sizeof(bf16));
-        } else {
-            for (int d = 0; d < dim; d += LANES)
-                store(out + d, load_any(p.query, p.query_dtype, source + d, std::max(0, p.head_dim - d)));
-        }
+        typedef std::conditional_t<M::PER_ELEMENT == 2, bf16, float> Element;
+        for (int d = 0; d < dim; d += LANES)
+            store((Element*)out + d, load_any(p.query, p.query_dtype, source + d, std::max(0, p.head_dim - d)));
     }
 }
 
@@ -82,7 +79,7 @@ void write_row(const Problem& p, int kv_head, const Row& row, const float* acc, 
     if (p.sinks) denominator += exp2(splat(p.sinks[row.head] * LOG2E - maximum))[0];
     const float scale = denominator > 0 ? p.value_scale(kv_head) / denominator : 0.0f;
     for (int d = 0; d < p.value_dim; d += LANES)
-        store_any(p.output, p.query_dtype, row.output + d, load(acc + d) * scale, p.value_dim - d);
+        store_any(p.output, p.output_dtype, row.output + d, load(acc + d) * scale, p.value_dim - d);
 }
 
 // A partial row is [acc (padded_value_dim), maximum, denominator], padded to padded_value_dim + 16.

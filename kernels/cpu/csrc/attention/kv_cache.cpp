@@ -9,9 +9,9 @@ namespace {
 // Where a step's keys and values go, and in which form.
 struct Target {
     char* kv_cache;          // [num_blocks, 2, kv_heads, block_size, head_dim]
-    const float* kv_scales;  // [2, kv_heads]: the cache holds e4m3; null: it holds the dtype of keys and values
+    const float* kv_scales;  // [2, kv_heads]: the cache holds e4m3; null: it holds `dtype`
     int64_t block_stride, block_size;
-    int kv_heads, head_dim;
+    int kv_heads, head_dim, dtype;
 };
 
 template <class T>
@@ -30,7 +30,11 @@ void store_heads(const Target& to, int64_t slot, int index, const T* heads, int6
         if (to.kv_scales) {
             encode(head, (e4m3*)to.kv_cache + first + h * tile, to.head_dim, to.kv_scales[index * to.kv_heads + h]);
         } else {
-            std::memcpy((T*)to.kv_cache + first + h * tile, head, to.head_dim * sizeof(T));
+            with_dtype(to.dtype, [&](auto t) {
+                auto* const target = (decltype(t)*)to.kv_cache + first + h * tile;
+                for (int i = 0; i < to.head_dim; i += LANES)
+                    store(target + i, load(head + i, to.head_dim - i), to.head_dim - i);
+            });
         }
     }
 }
@@ -49,16 +53,23 @@ void rotate(T* head, const float* cos, int half) {
     }
 }
 
+// f(T{}, W{}): weights have the dtype of what they multiply or fp32, or any if that is fp32.
+template <class F>
+void with_qkv_and_weights(int dtype, int weight_dtype, F&& f) {
+    if (dtype == FLOAT32) return with_dtype(weight_dtype, [&](auto w) { f(float{}, w); });
+    with_dtype_or_float(dtype, weight_dtype, f);
+}
+
 }  // namespace
 
 extern "C" {
 
-// key, value [tokens, kv_heads, head_dim]; slots [tokens], -1 = skipped
-void pagewire_store_kv(int dtype, const void* key, const void* value, int64_t key_stride, int64_t key_head_stride,
-                       int64_t value_stride, int64_t value_head_stride, void* kv_cache, const int64_t* slots,
-                       const float* kv_scales, int64_t block_stride, int block_size, int kv_heads, int head_dim,
-                       int64_t tokens, int threads) {
-    const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim};
+// key, value [tokens, kv_heads, head_dim] of the cache's dtype, or fp32; slots [tokens], -1 = skipped
+void pagewire_store_kv(int dtype, int kv_dtype, const void* key, const void* value, int64_t key_stride,
+                       int64_t key_head_stride, int64_t value_stride, int64_t value_head_stride, void* kv_cache,
+                       const int64_t* slots, const float* kv_scales, int64_t block_stride, int block_size,
+                       int kv_heads, int head_dim, int64_t tokens, int threads) {
+    const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim, kv_dtype};
     with_dtype(dtype, [&](auto t) {
         typedef decltype(t) T;
         for_rows(threads, tokens, [&](int64_t token) {
@@ -69,14 +80,15 @@ void pagewire_store_kv(int dtype, const void* key, const void* value, int64_t ke
     });
 }
 
-// qkv [tokens, heads + 2 * kv_heads, head_dim]; the weights of the norms [head_dim] are both null or neither
-void pagewire_rotary_store_kv(int dtype, int weight_dtype, const int64_t* positions, void* qkv, int64_t token_stride,
-                              int64_t head_stride, const float* cos_sin, int rotary_dim, const void* q_weight,
-                              const void* k_weight, float eps, void* kv_cache, const int64_t* slots,
-                              const float* kv_scales, int64_t block_stride, int block_size, int heads, int kv_heads,
-                              int head_dim, int64_t tokens, int threads) {
-    const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim};
-    with_dtype_or_float(dtype, weight_dtype, [&](auto t, auto w) {
+// qkv [tokens, heads + 2 * kv_heads, head_dim] of the cache's dtype, or fp32; the weights of the norms [head_dim] are
+// both null or neither
+void pagewire_rotary_store_kv(int dtype, int kv_dtype, int weight_dtype, const int64_t* positions, void* qkv,
+                              int64_t token_stride, int64_t head_stride, const float* cos_sin, int rotary_dim,
+                              const void* q_weight, const void* k_weight, float eps, void* kv_cache,
+                              const int64_t* slots, const float* kv_scales, int64_t block_stride, int block_size,
+                              int heads, int kv_heads, int head_dim, int64_t tokens, int threads) {
+    const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim, kv_dtype};
+    with_qkv_and_weights(dtype, weight_dtype, [&](auto t, auto w) {
         typedef decltype(t) T;
         typedef decltype(w) W;
         for_rows(threads, tokens, [&](int64_t token) {

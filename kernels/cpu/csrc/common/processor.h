@@ -8,6 +8,10 @@
 enum Bf16Form : int { FASTEST = 0, PAIRS = 1, FLOATS = 2, FIXED_POINT = 3 };
 inline Bf16Form bf16_form = FASTEST;
 
+// Whether a token's numbers are to be the same bit by bit whatever it is computed together with: then no way to compute
+// is chosen by how many tokens there are.
+inline bool batch_invariant = false;
+
 inline bool is_intel() {
 #if defined(__x86_64__) && !defined(PAGEWIRE_PORTABLE)
     static const bool is = __builtin_cpu_is("intel");
@@ -32,5 +36,6 @@ inline bool floats_beat_bf16_pairs() {
 // how many on that is faster, since they share what converting the weights takes; measured on that core, with AVX-512
 // and compiled without. AMD's were not measured.
 inline bool in_fixed_point(int64_t tokens, int64_t least) {
+    if (batch_invariant) return false;
     return bf16_form == FASTEST ? tokens >= least && is_intel() : bf16_form == FIXED_POINT;
 }

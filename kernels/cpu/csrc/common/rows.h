@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "common/parallel.h"
 #include "common/registers.h"
@@ -29,10 +31,16 @@ static void with_dtype_or_float(int dtype, int other, F&& f) {
     });
 }
 
-// `residual` null: a plain norm. Else the row x + residual is first stored to residual, then normalised.
-// `out` may be x.
-template <class T, class R, class W>
-static inline void norm_row(const T* x, R* residual, const W* weight, T* out, int size, float eps) {
+// f(T{}, O{}) where the first dtype is T as well, or else float.
+template <class F>
+static void with_float_or_dtype(int wide, int dtype, F&& f) {
+    with_dtype_or_float(dtype, wide, [&](auto t, auto w) { f(w, t); });
+}
+
+// `residual` null: a plain norm. Else the row x + residual is first stored to residual, then normalised. What is
+// normalised in the weight's type is rounded to it before the weight multiplies it. `out` may be x.
+template <class T, class R, class W, class O>
+static inline void norm_row(const T* x, R* residual, const W* weight, O* out, int size, float eps) {
     const auto take = [&](int i) {
         const f32_register v = load_register(x + i, size - i);
         if (!residual) return v;
@@ -51,7 +59,7 @@ static inline void norm_row(const T* x, R* residual, const W* weight, T* out, in
     const float scale = 1.0f / std::sqrt(sum(even + odd) / size + eps);
     for (int i = 0; i < size; i += REGISTER_LANES) {
         const f32_register v = residual ? load_register(residual + i, size - i) : load_register(x + i, size - i);
-        const f32_register normed = rounded<W>(v * scale);
+        const f32_register normed = std::is_same_v<R, W> ? rounded<W>(v * scale) : v * scale;
         store_register(out + i, normed * load_register(weight + i, size - i), size - i);
     }
 }

@@ -36,23 +36,26 @@ bool fits_bytes(const GroupedWeight& w) {
 
 extern "C" {
 
-// x [tokens, in], bias [out] or null, result [tokens, out]: of one dtype, contiguous
-void pagewire_grouped_linear(int dtype, const void* x, const uint8_t* codes, int scale_kind, const char* scales,
-                             int offset_kind, const char* offsets, const float* codebook, const int32_t* permutation,
+// x [tokens, in] of `dtype`, bias [out] or null and result [tokens, out] of it or of fp32; contiguous. `exact`: x, in
+// fp32, is not rounded.
+void pagewire_grouped_linear(int dtype, int result_dtype, int exact, const void* x, const uint8_t* codes,
+                             int scale_kind, const char* scales, int offset_kind, const char* offsets,
+                             const float* codebook, const int32_t* permutation,
                              const void* bias, void* result, int64_t tokens, int64_t in, int64_t out, int bits,
                              int64_t group_size, int zero_point, int threads) {
     if (tokens == 0 || out == 0) return;
     GroupedWeight w = {codes, scales, offsets, codebook, in, out, bits, (int)std::min(group_size, in),
                        zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
-    const Output output = {dtype, result, bias, tokens, out};
+    const Output output = {dtype, result_dtype, (bool)exact, result, bias, tokens, out};
     if (tokens * in * out < SERIAL_WORK) threads = 1;
     const bool has_table = codebook && !fits_bytes(w);
     const int64_t amx_tokens = has_table ? AMX_MIN_TABLE_TOKENS : AMX_MIN_TOKENS;
-    if (dtype != FLOAT32 && tokens >= amx_tokens && grouped_linear_amx(w, x, permutation, output, threads)) return;
+    if (!exact && !batch_invariant && tokens >= amx_tokens &&
+        grouped_linear_amx(w, x, permutation, output, threads)) return;
     if (in_fixed_point(tokens, fixed_point_tokens(w, has_table)) &&
         grouped_linear_fixed_point(w, x, permutation, output, threads)) return;
     if (has_table && grouped_linear_table(w, x, permutation, output, threads)) return;
-    if (dtype == FLOAT32 || has_table) return grouped_linear_float(w, x, permutation, output, threads);
+    if (exact || has_table) return grouped_linear_float(w, x, permutation, output, threads);
     if (codebook) w.zero_point = TABLE_ZERO_POINT;
     grouped_linear_int8(w, x, permutation, output, threads);
 }
@@ -66,7 +69,7 @@ void pagewire_rough_grouped_linear(int dtype, const void* x, const uint8_t* code
     const GroupedWeight w = {codes, scales, offsets, nullptr, in, out, bits, (int)std::min(group_size, in),
                              zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
     if (tokens * in * out < SERIAL_WORK) threads = 1;
-    grouped_linear_int8(w, x, permutation, {dtype, result, bias, tokens, out}, threads, true);
+    grouped_linear_int8(w, x, permutation, {dtype, dtype, false, result, bias, tokens, out}, threads, true);
 }
 
 // Rows `ids` [count] of a weight -> result [count, in], contiguous

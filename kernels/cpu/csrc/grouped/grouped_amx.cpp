@@ -202,14 +202,15 @@ bool grouped_linear_amx(const GroupedWeight& w, const void* x, const int32_t* pe
     if (!amx::permitted() || (w.codebook && w.bits != 4 && w.bits != 8)) return false;
     const bool as_they_are = output.dtype == BFLOAT16 && !permutation && w.padded_in() == w.in;
     const int64_t step = as_they_are ? output.tokens : PACKED_TOKENS;
-    with_dtype(output.dtype, [&](auto t) {
+    with_input_and_result(output, [&](auto t, auto r) {
         typedef decltype(t) T;
+        typedef decltype(r) R;
         for (int64_t first = 0; first < output.tokens; first += step) {
             const int64_t tokens = std::min(step, output.tokens - first);
             const amx::Tokens inputs = as_they_are
                                            ? amx::Tokens{(const char*)x, w.in * (int64_t)sizeof(bf16), tokens}
                                            : pack_inputs<T>(w, x, permutation, first, tokens, threads);
-            const amx::Results<T> results = {(T*)output.data + first * output.out, (const T*)output.bias, output.out,
+            const amx::Results<R> results = {(R*)output.data + first * output.out, (const R*)output.bias, output.out,
                                              output.out};
             multiply(w, inputs, results, results.streamed(output.tokens), threads);
         }

@@ -206,17 +206,26 @@ class Fp8 {
     const uint8_t* codes_ = nullptr;
 };
 
-template <class Weights>
-void linear(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int block,
-            int threads) {
+template <class Weights, class T>
+void linear_of(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int block,
+               int threads) {
     const auto walk = [&](int64_t token) {
-        return [inputs = TokenInputs<bf16>(w, x, permutation, token)]() mutable {
+        return [inputs = TokenInputs<T>(w, x, permutation, token)]() mutable {
             return in_order_of_pairs(inputs.next());
         };
     };
     fixed_point::linear(output.tokens, w.padded_in(), block, w.tiles(), threads, walk,
                         [&] { return Weights(w, block); },
-                        [&](int64_t token, int64_t tile, f32x16 sums) { output.write(token, tile, sums); });
+                        [&](int64_t token, int64_t tile, int64_t end, const f32x16* sums) {
+                            for (int64_t n = tile; n < end; n++) output.write(token, n, sums[n - tile]);
+                        });
+}
+
+template <class Weights>
+void linear(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int block,
+            int threads) {
+    if (output.dtype == FLOAT32) return linear_of<Weights, float>(w, x, permutation, output, block, threads);
+    linear_of<Weights, bf16>(w, x, permutation, output, block, threads);
 }
 
 }  // namespace
@@ -224,7 +233,7 @@ void linear(const GroupedWeight& w, const void* x, const int32_t* permutation, c
 bool grouped_linear_fixed_point(const GroupedWeight& w, const void* x, const int32_t* permutation,
                                 const Output& output, int threads) {
     const bool is_fp8 = w.codebook && w.bits == 8;
-    if (output.dtype != BFLOAT16) return false;
+    if (!output.is_bf16()) return false;
     if ((w.codebook && !TableDecoder::fits(w)) || (is_fp8 && w.block() < UNIT)) return false;
     if (is_fp8) {
         linear<Fp8>(w, x, permutation, output, w.block(), threads);

@@ -158,7 +158,7 @@ const T* table_inputs(const GroupedWeight& w, int dtype, const void* x, const in
 
 void multiply(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output, int threads) {
 #if defined(__AVX512BF16__)
-    if (output.dtype == BFLOAT16 && !floats_beat_bf16_pairs()) {
+    if (output.is_bf16() && !floats_beat_bf16_pairs()) {
         const bf16* const inputs = table_inputs<bf16>(w, output.dtype, x, permutation, output.tokens, threads);
         return linear<packed::Pairs>(w, (const uint32_t*)inputs, w.padded_in() / 2, output, threads);
     }
@@ -173,11 +173,11 @@ void multiply(const GroupedWeight& w, const void* x, const int32_t* permutation,
 }
 
 // Whether the numbers of the weight's table may be rounded, where they are: bf16 models have no better ones.
-bool may_round(const GroupedWeight& w, int dtype) {
+bool may_round(const GroupedWeight& w, const Output& output) {
 #if defined(__AVX512F__)
     return true;  // they are not, or the model is bf16
 #else
-    return w.bits == 8 || dtype == BFLOAT16;
+    return w.bits == 8 || output.is_bf16();
 #endif
 }
 
@@ -185,12 +185,12 @@ bool may_round(const GroupedWeight& w, int dtype) {
 
 bool grouped_linear_table(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
                           int threads) {
-    if (!TableDecoder::fits(w) || w.padded_group() % UNIT || !may_round(w, output.dtype)) return false;
-    with_dtype(output.dtype, [&](auto t) {
+    if (!TableDecoder::fits(w) || w.padded_group() % UNIT || !may_round(w, output)) return false;
+    with_input_and_result(output, [&](auto t, auto r) {
         typedef decltype(t) T;
         for (int64_t first = 0; first < output.tokens; first += ORDERED_TOKENS) {
             Output part = output;
-            part.data = (T*)output.data + first * output.out;
+            part.data = (decltype(r)*)output.data + first * output.out;
             part.tokens = std::min(ORDERED_TOKENS, output.tokens - first);
             multiply(w, (const T*)x + first * w.in, permutation, part, threads);
         }

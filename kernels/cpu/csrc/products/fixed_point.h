@@ -190,7 +190,8 @@ inline Multiply multiply_of(int64_t tokens) {
 }
 
 // Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into
-// fixed point and multiplied with all the piece's tokens; in the end write(first_token + token, tile, sums).
+// fixed point and multiplied with all the piece's tokens; in the end write(first_token + token, tile, end, sums), with
+// the sums of tiles [tile, end).
 template <class Make, class Write>
 void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int threads, Make&& make, Write&& write) {
     const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass,
@@ -216,14 +217,14 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
                     multiply_of(x.passes.count(token))(x, token, block, stage,
                                                        sum_memory.data() + (token - first) * GROUP);
             }
-            for (int64_t token = first; token < tokens_end; token++)
-                for (int64_t n = tile; n < std::min(end, tile + GROUP); n++)
-                    write(first_token + token, n, sum_memory[(token - first) * GROUP + n - tile]);
+            const f32x16* sums = sum_memory.data();
+            for (int64_t token = first; token < tokens_end; token++, sums += GROUP)
+                write(first_token + token, tile, std::min(end, tile + GROUP), sums);
         }
     });
 }
 
-// The products of tokens of `in` inputs with all tiles: write(token, tile, sums).
+// The products of tokens of `in` inputs with all tiles: write(token, tile, end, sums).
 //   walk(token)   returns a function that gives 16 of the token's inputs after the other
 //   make()        returns the weights of a tile, of one after the other: start(tile); block(index, pairs, scales),
 //                 which puts a block of that tile there, [rows, TILE] and [TILE]

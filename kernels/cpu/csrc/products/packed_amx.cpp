@@ -55,14 +55,22 @@ void linear_few(const Problem& p, int threads) {
     static constexpr Multiply products[FEW_TILES] = {multiply_few<1>, multiply_few<2>, multiply_few<3>,
                                                      multiply_few<4>};
     const uint8_t rows = (uint8_t)p.tokens;
-    const Pieces pieces(threads, p.tiles(), p.tokens, 1, FEW_TILES, TILE, TILE);
+    // A gate and what it multiplies do not lie as far apart as the next gate.
+    const Pieces pieces(threads, p.tiles(), p.tokens, p.gated ? 2 : 1, p.gated ? 2 : FEW_TILES, TILE, TILE);
     pieces.for_each(threads, [&](int64_t tile, int64_t end, int64_t, int64_t) {
         const amx::TileRegisters registers(amx::TileRows{{rows, rows, rows, rows, rows, 16, 16, 16}});
         alignas(64) float sums[FEW_TILES * amx::SUMS];
         const int64_t tiles = end - tile;
-        products[tiles - 1]((const char*)p.x, p.stride * sizeof(bf16), p.tile(tile), p.tile_pairs(), p.units(), sums);
-        for (int64_t t = 0; t < p.tokens; t++)
-            for (int64_t n = 0; n < tiles; n++) p.write(t, tile + n, load(sums + n * amx::SUMS + t * TILE));
+        products[tiles - 1]((const char*)p.x, p.stride * sizeof(bf16), p.tile_in_turn(tile), p.next_tile(), p.units(),
+                            sums);
+        for (int64_t t = 0; t < p.tokens; t++) {
+            const float* const row = sums + t * TILE;
+            if (p.gated) {
+                p.write_gated(t, tile / 2, load(row), load(row + amx::SUMS));
+            } else {
+                for (int64_t n = 0; n < tiles; n++) p.write(t, tile + n, load(row + n * amx::SUMS));
+            }
+        }
     });
 }
 
@@ -74,10 +82,10 @@ class PackedStages {
 
     void prepare(const amx::Stage& stage, int64_t steps) {
         next_ = at(stage);
-        second_tile_ = stage.tiles > 1 ? p_.tile_pairs() : 0;
+        second_tile_ = stage.tiles > 1 ? p_.next_tile() : 0;
         left_ = steps >= stage.units * UNIT_PAIRS / STEP_PAIRS ? stage.units * UNIT_PAIRS / STEP_PAIRS : 0;
     }
-    amx::StageWeights take(const amx::Stage& stage) const { return {at(stage), p_.tile_pairs()}; }
+    amx::StageWeights take(const amx::Stage& stage) const { return {at(stage), p_.next_tile()}; }
     void step() {
         if (left_ == 0) return;
         left_--;
@@ -91,23 +99,53 @@ class PackedStages {
    private:
     static constexpr int STEP_PAIRS = 2 * TILE;  // fetched of a tile at a time
 
-    const uint32_t* at(const amx::Stage& stage) const { return p_.tile(stage.tile) + stage.unit * UNIT_PAIRS; }
+    const uint32_t* at(const amx::Stage& stage) const { return p_.tile_in_turn(stage.tile) + stage.unit * UNIT_PAIRS; }
 
     const Problem& p_;
     const uint32_t* next_ = nullptr;
     int64_t second_tile_ = 0, left_ = 0;
 };
 
-void linear_many(const Problem& p, int threads) {
+// Results of gates and what they multiply: a stage's two tiles.
+struct GatedResults {
+    const Problem& p;
+    int64_t first_token;
+
+    void write(const float* sums, int64_t first, int64_t tokens, const amx::Stage& stage) const {
+        for (int64_t t = 0; t < tokens; t++) {
+            const float* const row = sums + t / TILE * 2 * amx::SUMS + t % TILE * TILE;
+            p.write_gated(first_token + first + t, stage.tile / 2, load(row), load(row + amx::SUMS));
+        }
+    }
+    void finish(const amx::Stage&) const {}
+};
+
+// multiply(tokens, first of them, first tile, end, weights) for each piece of work
+template <class Multiply>
+void for_pieces(const Problem& p, int threads, Multiply&& multiply) {
     const int64_t row_bytes = p.stride * sizeof(bf16);
     const Pieces pieces(threads, p.tiles(), p.tokens, 2, MANY_GROUP, amx::BLOCK, amx::part_of(row_bytes));
-    const amx::Results<bf16> all = {p.result, p.bias, p.out, p.out};
-    const bool streamed = all.streamed(p.tokens);
     pieces.for_each(threads, [&](int64_t tile, int64_t tiles_end, int64_t first, int64_t end) {
         PackedStages weights(p);
         const amx::Tokens x = {(const char*)(p.x + first * p.stride), row_bytes, end - first};
-        const amx::Results<bf16> results = {p.result + first * p.out, p.bias, p.out, p.out};
-        amx::multiply_piece(x, tile, tiles_end, p.units(), weights, results, streamed);
+        multiply(x, first, tile, tiles_end, weights);
+    });
+}
+
+template <class T>
+void linear_many(const Problem& p, int threads) {
+    const amx::Results<T> all = {(T*)p.result, (const T*)p.bias, p.out, p.out};
+    const bool streamed = all.streamed(p.tokens);
+    for_pieces(p, threads, [&](const amx::Tokens& x, int64_t first, int64_t tile, int64_t end, PackedStages& weights) {
+        const amx::Results<T> results = {all.data + first * p.out, all.bias, p.out, p.out};
+        amx::multiply_piece(x, tile, end, p.units(), weights, results, streamed);
+    });
+}
+
+void linear_many_gated(const Problem& p, int threads) {
+    for_pieces(p, threads, [&](const amx::Tokens& x, int64_t first, int64_t tile, int64_t end, PackedStages& weights) {
+        const amx::TileRegisters registers(amx::rows_of(x.count));
+        amx::multiply_tokens(x, tile, end, p.units(), weights, GatedResults{p, first});
     });
 }
 
@@ -117,8 +155,12 @@ bool linear_amx(const Problem& problem, int threads) {
     if (!amx::permitted()) return false;
     if (problem.tokens <= TILE) {
         linear_few(problem, threads);
+    } else if (problem.gated) {
+        linear_many_gated(problem, threads);
+    } else if (problem.wide) {
+        linear_many<float>(problem, threads);
     } else {
-        linear_many(problem, threads);
+        linear_many<bf16>(problem, threads);
     }
     return true;
 }

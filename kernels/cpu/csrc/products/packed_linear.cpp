@@ -13,6 +13,7 @@ constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as mem
 constexpr int64_t FIXED_POINT_TOKENS = REGISTERS == 1 ? 24 : 12;  // from which on it is faster
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 constexpr int64_t WIDENED_TOKENS = 512;     // with inputs as floats at a time
+constexpr int64_t GATED_TOKENS = 128;       // with sums that become gates afterwards
 
 // `count` tokens x, `stride` numbers apart, with the tiles [begin, begin + GROUP), of which the last may be missing;
 // sums [count, GROUP].
@@ -22,7 +23,7 @@ void multiply_all(const Problem& p, const typename M::X* x, int64_t stride, int6
     for (int64_t unit = 0; unit < p.units(); unit += DEPTH) {
         TileGroup<GROUP> weights = {{}, std::min(DEPTH, p.units() - unit), {}, ROW_BYTES};
         for (int n = 0; n < GROUP; n++) {
-            weights.tiles[n] = p.tile(std::min(begin + n, p.tiles() - 1)) + unit * UNIT_PAIRS;
+            weights.tiles[n] = p.tile_in_turn(std::min(begin + n, p.tiles() - 1)) + unit * UNIT_PAIRS;
             weights.ahead[n] = (const char*)weights.tiles[n] + PREFETCH;
         }
         for_passes<tokens_with(GROUP)>(count, [&](int64_t first, int64_t end) {
@@ -35,7 +36,7 @@ void multiply_all(const Problem& p, const typename M::X* x, int64_t stride, int6
 template <class M>
 void linear_vectors(const Problem& p, const typename M::X* x, int64_t stride, int threads) {
     const int64_t group = group_for<M>(p.tokens);
-    const Pieces pieces(threads, p.tiles(), p.tokens, 1, group, tokens_with((int)group), MAX_PART);
+    const Pieces pieces(threads, p.tiles(), p.tokens, p.gated ? 2 : 1, group, tokens_with((int)group), MAX_PART);
     pieces.for_each(threads, [&](int64_t begin, int64_t end, int64_t first, int64_t tokens_end) {
         static thread_local std::vector<f32x16> memory;
         memory.resize((tokens_end - first) * pieces.group);
@@ -43,8 +44,7 @@ void linear_vectors(const Problem& p, const typename M::X* x, int64_t stride, in
             multiply_all<M, group()>(p, x + first * stride, stride, tokens_end - first, begin, memory.data());
         });
         const f32x16* sums = memory.data();
-        for (int64_t t = first; t < tokens_end; t++, sums += pieces.group)
-            for (int64_t tile = begin; tile < end; tile++) p.write(t, tile, sums[tile - begin]);
+        for (int64_t t = first; t < tokens_end; t++, sums += pieces.group) p.write_tiles(t, begin, end, sums);
     });
 }
 
@@ -53,7 +53,7 @@ class DenseWeights {
    public:
     explicit DenseWeights(const Problem& p) : p_(p) {}
 
-    void start(int64_t tile) { tile_ = p_.tile(tile); }
+    void start(int64_t tile) { tile_ = p_.tile_in_turn(tile); }
     void block(int64_t index, uint32_t* pairs, float* scales) const {
         constexpr int64_t BLOCK_ROWS = fixed_point::MAX_BLOCK / 2;
         const int64_t row = index * BLOCK_ROWS, rows = std::min(BLOCK_ROWS, p_.units() * ROWS - row);
@@ -67,13 +67,16 @@ class DenseWeights {
     const uint32_t* tile_ = nullptr;
 };
 
-void linear_fixed_point(const Problem& p, int threads) {
+template <class T>
+void linear_fixed_point(const Problem& p, const T* x, int threads) {
     const auto walk = [&](int64_t token) {
-        return [inputs = p.x + token * p.stride]() mutable { return load((inputs += LANES) - LANES); };
+        return [inputs = x + token * p.stride]() mutable { return load((inputs += LANES) - LANES); };
     };
     fixed_point::linear(p.tokens, p.stride, fixed_point::MAX_BLOCK, p.tiles(), threads, walk,
                         [&] { return DenseWeights(p); },
-                        [&](int64_t token, int64_t tile, f32x16 sums) { p.write(token, tile, sums); });
+                        [&](int64_t token, int64_t tile, int64_t end, const f32x16* sums) {
+                            p.write_tiles(token, tile, end, sums);
+                        });
 }
 #endif
 
@@ -91,16 +94,15 @@ const float* widened(const Problem& p, int threads) {
 
 void linear_vectors(const Problem& p, int threads) {
 #if defined(PAGEWIRE_FIXED_POINT)
-    if (in_fixed_point(p.tokens, FIXED_POINT_TOKENS)) return linear_fixed_point(p, threads);
+    if (in_fixed_point(p.tokens, FIXED_POINT_TOKENS))
+        return p.x ? linear_fixed_point(p, p.x, threads) : linear_fixed_point(p, p.floats, threads);
 #endif
 #if defined(__AVX512BF16__)
     if (!floats_beat_bf16_pairs()) return linear_vectors<Pairs>(p, (const uint32_t*)p.x, p.stride / 2, threads);
 #endif
+    if (p.floats) return linear_vectors<Floats>(p, p.floats, p.stride, threads);
     for (int64_t first = 0; first < p.tokens; first += WIDENED_TOKENS) {
-        Problem part = p;
-        part.x += first * p.stride;
-        part.result += first * p.out;
-        part.tokens = std::min(WIDENED_TOKENS, p.tokens - first);
+        const Problem part = p.part(first, WIDENED_TOKENS);
         linear_vectors<Floats>(part, widened(part, threads), p.stride, threads);
     }
 }
@@ -116,12 +118,94 @@ void pack_tile(const bf16* weight, int64_t rows, int64_t in, uint32_t* tile) {
         for (int64_t n = 0; n < TILE; n++) tile[pair * TILE + n] = memory[n * row_pairs + pair];
 }
 
-// x with zeros up to whole units
-const bf16* padded(const bf16* x, int64_t tokens, int64_t in, int64_t stride) {
-    static thread_local std::vector<bf16> memory;
-    memory.assign(tokens * stride, bf16{0});
-    for (int64_t t = 0; t < tokens; t++) __builtin_memcpy(memory.data() + t * stride, x + t * in, in * sizeof(bf16));
-    return memory.data();
+// Inputs [tokens, in] as numbers of another type, with zeros up to whole units
+template <class T, class X>
+const T* converted(const X* x, int64_t tokens, int64_t in, int64_t stride, int threads) {
+    static thread_local std::vector<T> memory;
+    memory.resize(tokens * stride);
+    T* const result = memory.data();
+    parallel::for_each(tokens * stride < SERIAL_WORK ? 1 : threads, tokens, [&](int64_t t) {
+        for (int64_t i = 0; i < stride; i += LANES)
+            store(result + t * stride + i, load(x + t * in + i, (int)std::clamp<int64_t>(in - i, 0, LANES)));
+    });
+    return result;
+}
+
+template <class X>
+const X* padded(const X* x, int64_t tokens, int64_t in, int64_t stride, int threads) {
+    return in == stride ? x : converted<X>(x, tokens, in, stride, threads);
+}
+
+bool enough_for_matrix(int64_t tokens) { return tokens >= MIN_MATRIX_TOKENS || batch_invariant; }
+
+// Whether inputs are multiplied in bf16, whatever they are given in.
+bool multiplies_bf16(int64_t tokens) {
+#if defined(PAGEWIRE_AMX)
+    if (enough_for_matrix(tokens) && amx::permitted()) return true;
+#endif
+    return !floats_beat_bf16_pairs();
+}
+
+Problem problem_of(int x_dtype, const void* x, const void* weight, const void* bias, void* result, int64_t tokens,
+                   int64_t in, int64_t out, bool wide, int threads) {
+    const int64_t stride = (in + UNIT - 1) / UNIT * UNIT;
+    Problem p = {nullptr, (const uint32_t*)weight, bias, result, tokens, in, out, stride, wide};
+    if (x_dtype == BFLOAT16) {
+        p.x = padded((const bf16*)x, tokens, in, stride, threads);
+    } else if (multiplies_bf16(tokens)) {
+        p.x = converted<bf16>((const float*)x, tokens, in, stride, threads);
+    } else {
+        p.floats = padded((const float*)x, tokens, in, stride, threads);
+    }
+    return p;
+}
+
+void linear(const Problem& p, int threads) {
+    if (p.tokens * p.in * p.out < SERIAL_WORK) threads = 1;
+    if (!enough_for_matrix(p.tokens) || !linear_amx(p, threads)) linear_vectors(p, threads);
+}
+
+// Whether a gate and what it multiplies can be summed side by side: each half has whole tiles, and the vectors that
+// multiply take two tiles at once.
+bool gates_in_products(const Problem& p) {
+#if defined(PAGEWIRE_AMX)
+    if (amx::permitted() && enough_for_matrix(p.tokens)) return p.out / 2 % TILE == 0;
+#endif
+#if defined(PAGEWIRE_FIXED_POINT)
+    if (in_fixed_point(p.tokens, FIXED_POINT_TOKENS)) return fixed_point::GROUP % 2 == 0 && p.out / 2 % TILE == 0;
+#endif
+    return MAX_GROUP > 1 && p.out / 2 % TILE == 0;
+}
+
+// result [tokens, half] of sums [tokens, 2 * half]
+template <class T>
+void gate(T* result, const float* sums, int64_t tokens, int64_t half, int threads) {
+    parallel::for_each(tokens * half < SERIAL_WORK ? 1 : threads, tokens, [&](int64_t t) {
+        const float *gates = sums + t * 2 * half, *ups = gates + half;
+        for (int64_t i = 0; i < half; i += LANES) {
+            const int count = (int)std::min<int64_t>(LANES, half - i);
+            const f32x16 gate = load(gates + i, count);
+            store(result + t * half + i, gate * sigmoid(gate) * load(ups + i, count), count);
+        }
+    });
+}
+
+// The sums of some tokens at a time, so that they stay in the caches.
+void gate_afterwards(const Problem& p, int threads) {
+    static thread_local std::vector<float> memory;
+    const int64_t half = p.out / 2;
+    const Passes passes(p.tokens, GATED_TOKENS);  // of about as many each: they are to be computed alike
+    for (int64_t first = 0; first < p.tokens; first += passes.per_pass) {
+        Problem part = p.part(first, passes.per_pass);
+        memory.resize(part.tokens * p.out);
+        const float* const sums = memory.data();
+        part.result = memory.data();
+        part.wide = true;
+        linear(part, threads);
+        with_dtype(p.wide ? FLOAT32 : BFLOAT16, [&](auto t) {
+            gate((decltype(t)*)p.result + first * half, sums, part.tokens, half, threads);
+        });
+    }
 }
 
 }  // namespace
@@ -137,8 +221,19 @@ extern "C" void pagewire_pack_dense(const void* weight, void* packed_weight, int
     });
 }
 
+// From now on
+extern "C" void pagewire_set_batch_invariant(int value) { batch_invariant = value; }
+
 // Which of the ways to multiply bf16 is taken from now on, a Bf16Form; for tests
 extern "C" void pagewire_set_bf16_form(int form) { bf16_form = (Bf16Form)form; }
+
+// Whether inputs are rounded to bf16 by the products with dense weights, or with quantized ones
+extern "C" void pagewire_rounds_inputs(int quantized, int* result) {
+    *result = !quantized && !floats_beat_bf16_pairs();
+#if defined(PAGEWIRE_AMX)
+    if (amx::permitted()) *result = true;
+#endif
+}
 
 // Whether products of so many tokens are in fixed point if that is faster from `least` on; for tests
 extern "C" void pagewire_in_fixed_point(int64_t tokens, int64_t least, int* result) {
@@ -151,17 +246,28 @@ extern "C" void pagewire_in_fixed_point(int64_t tokens, int64_t least, int* resu
 #endif
 }
 
-// x bf16 [tokens, in], weight packed, bias bf16 [out] or null, result bf16 [tokens, out]
-extern "C" void pagewire_packed_linear(const void* x, const void* weight, const void* bias, void* result,
-                                       int64_t tokens, int64_t in, int64_t out, int threads) {
+// x [tokens, in], weight packed, result [tokens, out] and bias [out] (or null) of `result_dtype`; fp32 or bf16
+extern "C" void pagewire_packed_linear(int x_dtype, int result_dtype, const void* x, const void* weight,
+                                       const void* bias, void* result, int64_t tokens, int64_t in, int64_t out,
+                                       int threads) {
     using namespace packed;
     if (tokens == 0) return;
-    const int64_t stride = (in + UNIT - 1) / UNIT * UNIT;
-    const bf16* const inputs = stride == in ? (const bf16*)x : padded((const bf16*)x, tokens, in, stride);
-    const Problem problem = {inputs, (const uint32_t*)weight, (const bf16*)bias, (bf16*)result,
-                             tokens, in, out, stride};
-    if (tokens * in * out < SERIAL_WORK) threads = 1;
-    if (tokens < MIN_MATRIX_TOKENS || !linear_amx(problem, threads)) linear_vectors(problem, threads);
+    linear(problem_of(x_dtype, x, weight, bias, result, tokens, in, out, result_dtype == FLOAT32, threads), threads);
+}
+
+// The same with silu(gates) * ups of the sums, gates first: bias fp32 [out] or null, result [tokens, out / 2]
+extern "C" void pagewire_packed_gated_linear(int x_dtype, int result_dtype, const void* x, const void* weight,
+                                             const void* bias, void* result, int64_t tokens, int64_t in, int64_t out,
+                                             int threads) {
+    using namespace packed;
+    if (tokens == 0) return;
+    Problem problem = problem_of(x_dtype, x, weight, bias, result, tokens, in, out, result_dtype == FLOAT32, threads);
+    if (gates_in_products(problem)) {
+        problem.gated = true;
+        linear(problem, threads);
+    } else {
+        gate_afterwards(problem, threads);
+    }
 }
 
 // Rows `ids` [count] of a packed weight: result bf16 [count, in]
@@ -178,4 +284,5 @@ extern "C" void pagewire_packed_embedding(const int64_t* ids, int64_t count, con
 }
 
 PAGEWIRE_REPLAYABLE(packed_linear)
+PAGEWIRE_REPLAYABLE(packed_gated_linear)
 PAGEWIRE_REPLAYABLE(packed_embedding)

@@ -19,22 +19,70 @@ constexpr int ROWS = UNIT / 2;          // of a unit
 constexpr int UNIT_PAIRS = ROWS * TILE;
 
 struct Problem {
-    const bf16* x;           // [tokens, stride]
+    const bf16* x;           // [tokens, stride]; null: inputs are floats
     const uint32_t* weight;  // [tiles, units, ROWS, TILE] pairs
-    const bf16* bias;        // [out] or null
-    bf16* result;            // [tokens, out]
+    const void* bias;        // [out], of the result's type, or null
+    void* result;            // [tokens, out], fp32 if `wide`, else bf16
     int64_t tokens, in, out;
     int64_t stride;          // of x: all units of a token can be read
+    bool wide;
+    const float* floats = nullptr;  // [tokens, stride], where x is null
+    bool gated = false;      // result [tokens, out / 2], bias fp32: silu of the first half times the second
 
     int64_t units() const { return (in + UNIT - 1) / UNIT; }
     int64_t tiles() const { return (out + TILE - 1) / TILE; }
     int64_t tile_pairs() const { return units() * UNIT_PAIRS; }
     const uint32_t* tile(int64_t index) const { return weight + index * tile_pairs(); }
+    // The tile that is multiplied as the index-th: of gated ones each gate comes before what it multiplies.
+    const uint32_t* tile_in_turn(int64_t index) const {
+        return tile(gated ? index / 2 + index % 2 * (tiles() / 2) : index);
+    }
+    // Pairs from a tile to the one that is multiplied after it, of gated ones from a gate to what it multiplies
+    int64_t next_tile() const { return gated ? tiles() / 2 * tile_pairs() : tile_pairs(); }
     void write(int64_t token, int64_t tile, f32x16 sums) const {
+        if (wide) return write_as<float>(token, tile, sums);
+        write_as<bf16>(token, tile, sums);
+    }
+    // The sums of tiles [tile, end), in turn
+    void write_tiles(int64_t token, int64_t tile, int64_t end, const f32x16* sums) const {
+        if (gated) {
+            for (; tile < end; tile += 2, sums += 2) write_gated(token, tile / 2, sums[0], sums[1]);
+        } else {
+            for (; tile < end; tile++, sums++) write(token, tile, *sums);
+        }
+    }
+    // The gate of `tile`, and what it multiplies
+    void write_gated(int64_t token, int64_t tile, f32x16 gate, f32x16 up) const {
+        const int64_t n = tile * TILE, half = out / 2;
+        if (bias) {
+            gate += load((const float*)bias + n);
+            up += load((const float*)bias + half + n);
+        }
+        const f32x16 product = gate * sigmoid(gate) * up;
+        if (wide) return store(results<float>(token) + n, product);
+        store(results<bf16>(token) + n, product);
+    }
+    template <class T>
+    T* results(int64_t token) const {
+        return (T*)result + token * (gated ? out / 2 : out);
+    }
+    // That of at most `most` tokens from `first` on
+    Problem part(int64_t first, int64_t most) const {
+        Problem part = *this;
+        if (x) part.x += first * stride;
+        if (floats) part.floats += first * stride;
+        part.result = wide ? (void*)results<float>(first) : (void*)results<bf16>(first);
+        part.tokens = std::min(most, tokens - first);
+        return part;
+    }
+
+   private:
+    template <class T>
+    void write_as(int64_t token, int64_t tile, f32x16 sums) const {
         const int64_t n = tile * TILE;
         const int count = (int)std::min<int64_t>(TILE, out - n);
-        if (bias) sums += load(bias + n, count);
-        store(result + token * out + n, sums, count);
+        if (bias) sums += load((const T*)bias + n, count);
+        store(results<T>(token) + n, sums, count);
     }
 };
 

@@ -179,6 +179,7 @@ class LatentAttention:
     def __init__(
         self, config: LatentConfig, hidden_size: int, layer_idx: int, rotary: RotaryEmbedding, placement: Placement
     ) -> None:
+        wide, placement = placement, placement.narrowed()
         q_size, rank = config.num_heads * (config.key_dim + config.rotary_dim), config.query_rank
         first = {"q_proj": q_size} if rank is None else {"q_a_proj": rank}
         # All ranks cache the same latent vectors.
@@ -201,7 +202,7 @@ class LatentAttention:
         self.o = Linear(
             config.num_heads * config.value_dim,
             {"o_proj": hidden_size},
-            placement,
+            wide,
             bias=config.bias,
             split=Split.INPUTS,
         )

@@ -91,7 +91,7 @@ class PagedAttention:
         return context.slot_mappings[self.group]
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
-        """Attends like `__call__`, with keys and values already in the cache."""
+        """Attends like `__call__`, with keys and values already in the cache; the result is of the model's dtype."""
         table = context.block_tables[self.group]
         lengths = (context.query_start_loc, context.seq_lens, context.max_query_len, context.min_query_len)
         plan = context.plan(
@@ -110,4 +110,5 @@ class PagedAttention:
             self.sinks,
             context.split_size,
             plan,
+            self._spec.dtype if query.dtype is torch.float32 else None,
         )

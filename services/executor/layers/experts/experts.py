@@ -35,11 +35,17 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 _MAX_EXPERTS = 4096
 _TILE = 16  # an expert's sizes must be multiples of this; of more for quantized weights on CUDA
 
+
+def _silu_and_mul(x: Tensor) -> Tensor:
+    return ops.silu_and_mul(x, None)
+
+
+def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    return ops.gelu_tanh_and_mul(x, None)
+
+
 # Activations of gate and up projections side by side
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": ops.silu_and_mul,
-    "gelu_pytorch_tanh": ops.gelu_tanh_and_mul,
-}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu_and_mul, "gelu_pytorch_tanh": _gelu_tanh_and_mul}
 
 
 @dataclass(frozen=True)
@@ -191,9 +197,11 @@ class RoutedMLP:
         "activation",
         "correction_bias",
         "down",
+        "dtype",
         "gate_up",
         "num_experts",
         "ranks",
+        "result_dtype",
         "router",
         "routing",
         "whole",
@@ -212,6 +220,7 @@ class RoutedMLP:
         self.ranks = ranks  # that sum the outputs
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.num_experts = config.num_experts
+        self.dtype, self.result_dtype = placement.dtype, placement.result_dtype
         self.correction_bias = (
             None
             if routing.correction_bias is None
@@ -234,18 +243,19 @@ class RoutedMLP:
             routing.group_best,
         )
         order, starts = ops.sort_by_expert(ids, self.num_experts)
+        hidden = hidden.to(self.dtype)
         if self.whole is not None:
             starts = self.whole.own_starts(starts)
-        if self.activation is ops.silu_and_mul:
+        if self.activation is _silu_and_mul:
             inner = self.gate_up(hidden, order, starts, gated=True)
         else:
             inner = self.activation(self.gate_up(hidden, order, starts))
         pairs = self.down(inner, order, starts)
         if self.whole is not None:
             if self.whole.exchanges(len(ids)):
-                return self.whole.exchanged(pairs, ids, weights)
+                return self.whole.exchanged(pairs, ids, weights).to(self.result_dtype)
             weights = self.whole.own_weights(ids, weights)
-        combined = ops.combine_experts(pairs, weights)
+        combined = ops.combine_experts(pairs, weights).to(self.result_dtype)
         return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
 
     @property

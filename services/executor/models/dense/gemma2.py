@@ -22,7 +22,7 @@ from pagewire.services.executor.config.model_config import (
 )
 from pagewire.services.executor.layers.attention.self_attention import llama_attention
 from pagewire.services.executor.layers.embedding import Embedding
-from pagewire.services.executor.layers.linear import Linear, Split
+from pagewire.services.executor.layers.linear import output_head
 from pagewire.services.executor.layers.mlp import GatedMLP
 from pagewire.services.executor.layers.norm import UnitOffsetRMSNorm
 from pagewire.services.executor.layers.placement import Placement
@@ -84,6 +84,8 @@ class GemmaModel(OwnModel):
     The output of a stage is normalised for the next stage, too.
     """
 
+    hidden_dtype: torch.dtype  # of what layers give
+    stream_dtype: torch.dtype  # of the residual stream
     observer: Observer | None = None
 
     def __init__(self, config: GemmaConfig, rotary: Sequence[RotaryEmbedding], placement: Placement) -> None:
@@ -91,9 +93,10 @@ class GemmaModel(OwnModel):
         body = placement.within("model")
         self.config: GemmaConfig = config
         self.stage = stage
+        self.hidden_dtype, self.stream_dtype = placement.result_dtype, placement.stream_dtype
         embedding = body.where(stage.is_first or (tied and stage.is_last))
         self.embed = Embedding("embed_tokens", config.vocab_size, size, embedding, projects=tied, split=True)
-        self.embedding_scale = float(torch.tensor(size**0.5, dtype=config.dtype))
+        self.embedding_scale = float(torch.tensor(size**0.5, dtype=placement.result_dtype))
         self.layers = [
             GemmaLayer(config, layer_idx, rotary[layer_idx], body.within(f"layers.{layer_idx}"))
             for layer_idx in stage.layers(config.num_layers)
@@ -102,7 +105,7 @@ class GemmaModel(OwnModel):
         reader = ("norm", body) if stage.is_last else ("input_layernorm", body.within(f"layers.{stage.end_layer}"))
         self.norm = UnitOffsetRMSNorm(reader[0], size, config.rms_norm_eps, reader[1])
         head, sizes = placement.where(stage.is_last), {"lm_head": config.vocab_size}
-        self.lm_head = None if tied else Linear(size, sizes, head, bias=False, split=Split.GATHERED)
+        self.lm_head = None if tied else output_head(size, sizes, head)
 
     def leaves(self) -> Iterator[Leaf]:
         if self.stage.is_first or (self.stage.is_last and self.lm_head is None):
@@ -122,7 +125,7 @@ class GemmaModel(OwnModel):
         stream = context.stream
         if self.stage.is_first:
             hidden = self.embed(input_ids).mul_(self.embedding_scale)
-            residual = torch.zeros_like(hidden) if stream is None else stream.residual.zero_()
+            residual = torch.zeros_like(hidden, dtype=self.stream_dtype) if stream is None else stream.residual.zero_()
             hidden = self.layers[0].input_norm.add(hidden, residual)
         else:
             assert stream is not None

@@ -49,7 +49,7 @@ class FeatureMemory:
     def keep(self, features: Tensor, context: StepContext) -> None:
         """features [num_tokens, size]"""
         slots = context.slot_mappings[self._group]
-        self._memory.index_copy_(0, slots.masked_fill(slots < 0, self._nowhere), features)
+        self._memory.index_copy_(0, slots.masked_fill(slots < 0, self._nowhere), features.to(self._memory.dtype))
 
     def read(self, context: StepContext) -> Tensor:
         """[num_tokens, size]"""

@@ -57,7 +57,7 @@ class BertLayer:
         """hidden [num_tokens, hidden_size], overwritten; same shape out"""
         attended = self.attention(self.attention.heads(self.qkv(hidden)), context)
         hidden = self.attention_norm.add(self.attention_output(attended), hidden)
-        return self.output_norm.add(self.output(self.activation(self.intermediate(hidden))), hidden)
+        return self.output_norm.add(self.output(self.activation(self.intermediate(hidden), None)), hidden)
 
     def leaves(self) -> Iterator[Leaf]:
         yield from (self.qkv, self.attention_output, self.attention_norm)
@@ -104,6 +104,7 @@ class BertModel(EncoderModel):
     """The encoder, with a classification head if the config has labels."""
 
     def __init__(self, config: BertConfig, max_model_len: int, placement: Placement) -> None:
+        placement = placement.narrowed()
         body = placement.within(config.prefix)
         self.config: BertConfig = config
         self.embeddings = BertEmbeddings(config, body.within("embeddings"))

@@ -84,7 +84,7 @@ class ModernBertLayer:
         ops.rotate(context.positions, heads.narrow(1, 0, 2 * self.attention.num_heads), self.rotary)
         attended = self.attention_output(self.attention(heads, context))
         gate, up = self.gate_up(self.mlp_norm.add(attended, residual)).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.activation(gate, None) * up)
 
     def leaves(self) -> Iterator[Leaf]:
         if self.attention_norm is not None:
@@ -106,7 +106,7 @@ class ModernBertClassifier:
 
     def classify(self, hidden: Tensor, spans: Spans) -> Tensor:
         pooled = self.pool(hidden, spans).to(hidden.dtype)
-        return self.out(self.norm(self.activation(self.dense(pooled))))
+        return self.out(self.norm(self.activation(self.dense(pooled), None)))
 
     def leaves(self) -> Iterator[Leaf]:
         yield from (self.dense, self.norm, self.out)
@@ -116,6 +116,7 @@ class ModernBertModel(EncoderModel):
     """The encoder, with a classification head if the config has labels."""
 
     def __init__(self, config: ModernBertConfig, max_model_len: int, placement: Placement) -> None:
+        placement = placement.narrowed()
         body = placement.within("model")
         size, eps, bias = config.hidden_size, config.norm_eps, config.norm_bias
         tables = {

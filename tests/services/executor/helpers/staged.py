@@ -85,7 +85,9 @@ def joined_runners(
     max_draft_tokens: int | None = None,
 ) -> list[ModelRunner]:
     """Joined as processes are, through memory and sockets. load: the part of a rank."""
-    config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages, spec_tokens=max_draft_tokens)
+    config = ExecutorConfig(
+        tensor_parallel_size=tensor, pipeline_parallel_size=stages, spec_method="ngram", spec_tokens=max_draft_tokens
+    )
     memory, ends = make_memory(config), make_ends(config)
     failure = Failure(memory)
     runners = []

@@ -73,8 +73,12 @@ def test_dtype(tmp_path: Path, stored: str, asked: str, expected: torch.dtype) -
     model = load_model(tmp_path / stored, dtype=asked, device=CPU)
     assert model.config.dtype == expected
     assert isinstance(model, DecoderModel)
-    assert {tensor.dtype for tensor in dense_tensors(model).values()} == {expected}
-    assert model.weight_bytes == tiny.num_parameters() * expected.itemsize + padding_bytes(model)
+    tensors = dense_tensors(model).values()
+    assert {tensor.dtype for tensor in tensors if tensor.dim() > 1} == {expected}
+    norms = [tensor for tensor in tensors if tensor.dim() == 1]
+    assert {norm.dtype for norm in norms} == {torch.float32}, "as what they normalise"
+    widened = sum(norm.numel() for norm in norms) * (4 - expected.itemsize)
+    assert model.weight_bytes == tiny.num_parameters() * expected.itemsize + widened + padding_bytes(model)
 
 
 def test_unknown_dtype(tmp_path: Path) -> None:

@@ -77,8 +77,10 @@ def test_none_loads_the_numbers_as_dense_weights(saved: tuple[Path, PreTrainedMo
     model = load(path, dtype, quantization="none")
     tensors = dense_tensors(model)
     for name, parameter in expected.named_parameters():
-        assert torch.equal(tensors[name], parameter.to(model.config.dtype)), name
-    assert model.weight_bytes == model.config.dtype.itemsize * expected.num_parameters() + padding_bytes(model)
+        assert torch.equal(tensors[name], parameter.to(tensors[name].dtype)), name
+        assert tensors[name].dtype is (model.config.dtype if parameter.dim() > 1 else torch.float32), name
+    size = sum(tensors[name].nbytes for name, _ in expected.named_parameters())
+    assert model.weight_bytes == size + padding_bytes(model)
     if dtype == "float32":
         assert_same_logits(model, expected)
 

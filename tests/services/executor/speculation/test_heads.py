@@ -197,6 +197,16 @@ def test_drafts_are_those_of_the_formulas(
     assert driver.tokens[0] == alone(twin, prompt(37, 1), len(driver.tokens[0]))
 
 
+def test_a_head_drafts_for_a_model_in_bf16(tmp_path: Path) -> None:
+    """The model's own activations may be wider."""
+    target = tiny_llama(tmp_path / "target", num_hidden_layers=6, dtype="bfloat16")
+    driver, proposer = drafting_driver(target, write_head(tmp_path / "head"))
+    driver.add(0, prompt(9, 1))
+    driver.step({0: 9})
+    driver.step({0: 1 + NUM_DRAFTS}, {0: NUM_DRAFTS})
+    assert len(proposer.drafts[0]) == NUM_DRAFTS
+
+
 def test_blocks_of_others_have_features_too(model: DecoderModel, twin: DecoderModel, tmp_path: Path) -> None:
     driver, proposer = drafting_driver(model, write_head(tmp_path))
     first = prompt(2 * BLOCK_SIZE + 1, 2)

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Pagewire's curves on this machine, as stored and in bf16, and their picture:
 #
-#   benchmarks/curves.sh OUT_DIR [MODEL]
+#   benchmarks/curves/measure.sh OUT_DIR [MODEL]
 #
 # OUT_DIR/curves.json may hold peers' curves already, or get them later: see docs/performance.md. The machine must be
 # quiet. Takes 5 to 10 minutes on two cores and up to 7 GiB; QUICK=1 takes few and small points, to see that all of it
 # works. PYTHON is the interpreter (.venv/bin/python).
 set -euo pipefail
-mkdir -p "${1:?usage: benchmarks/curves.sh OUT_DIR [MODEL]}"
+mkdir -p "${1:?usage: benchmarks/curves/measure.sh OUT_DIR [MODEL]}"
 out=$(cd "$1" && pwd)
 model=${2:-smollm2-135m-instruct}
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
 port=$("$python" -c 'from pagewire.stack.launch import available_port; print(available_port("127.0.0.1", 0, "--port"))')
 json=$out/curves.json
