@@ -32,6 +32,8 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0  # for the process, which reads the vocabulary
+# Of the grammars that are kept. A compiled one takes some 500 times its own bytes.
+_CACHED_BYTES = 1024 * 1024
 
 
 def is_restricted(params: SamplingParams) -> bool:
@@ -62,7 +64,8 @@ class Grammars:
         self._cache_size = cache_size
         self._closes = closes
         self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None  # that compiles
+        self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it never waits for a compiler
         self._compiler: Compiler | None = None  # used by the thread only, like the process
         self._trial: WorkerProcess | None = None
 
@@ -74,7 +77,7 @@ class Grammars:
         if found is None:
             found = self._compiled[key] = asyncio.ensure_future(self._run(partial(self._compile, key)))
             found.add_done_callback(partial(self._keep_or_forget, key))
-            while len(self._compiled) > self._cache_size:
+            while len(self._compiled) > self._cache_size or (len(self._compiled) > 1 and self._exceeds_bytes()):
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(key)
@@ -100,12 +103,15 @@ class Grammars:
         except GrammarError as error:
             return replace(request, failure=Failure(Cause.GRAMMAR, str(error)))
         output = request.token_ids[request.num_prompt_tokens :].tolist()
-        matcher = await self._run(partial(self._make_matcher, params, compiled, output))
+        if self._steps is None:
+            self._steps = grammar_thread("matchers")
+        make = partial(self._make_matcher, params, compiled, output)
+        matcher = await asyncio.get_running_loop().run_in_executor(self._steps, make)
         failure = Failure(Cause.GRAMMAR, matcher.error) if matcher.error else None
         return replace(request, matcher=matcher, failure=failure)
 
     def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
-        """Makes a matcher and advances it over the output. On the thread. compiled: the grammar, if there is one."""
+        """Makes a matcher and advances it over the output. On the thread of steps. compiled: the grammar, if any."""
         vocab_size, eos_token_ids = self._vocabulary
         grammar = None if compiled is None else GrammarMatcher(compiled, params, eos_token_ids)
         matcher: Matcher | None = grammar
@@ -114,6 +120,9 @@ class Grammars:
         assert matcher is not None
         matcher.advance(output)
         return matcher
+
+    def _exceeds_bytes(self) -> bool:
+        return sum(map(len, self._compiled)) > _CACHED_BYTES
 
     def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
         """Keeps the grammar's own errors, which are permanent, and forgets others, which may be temporary."""
@@ -155,7 +164,8 @@ class Grammars:
 
     def close(self) -> None:
         """Ends the thread and the process."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._steps):
+            if thread is not None:
+                thread.shutdown(wait=False, cancel_futures=True)
         if self._trial is not None:
             self._trial.close()

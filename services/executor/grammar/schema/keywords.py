@@ -15,6 +15,7 @@ from pagewire.services.executor.grammar.schema.shapes import NOTHING, Array, Cla
 from pagewire.services.executor.grammar.schema.texts import FORMATS, why_refused
 
 _MAX_DEPTH = 100
+_MOST_COUNTED = 2**31 - 1  # characters, items or properties
 
 
 def check_depth(depth: int, place: str) -> None:
@@ -118,7 +119,11 @@ def count_at(schema: Mapping[str, Any], key: str, place: str) -> int | None:
     value, where = schema[key], step(place, key)
     if isinstance(value, TooLong):
         wrong(where, f"{value} is too long")
-    if isinstance(value, bool) or not isinstance(value, int | Decimal) or value < 0 or value % 1:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or value < 0:
+        wrong(where, "must be an integer that is not negative")
+    if value > _MOST_COUNTED:
+        wrong(where, f"must be at most {_MOST_COUNTED}")
+    if value != int(value):
         wrong(where, "must be an integer that is not negative")
     return int(value)
 
