@@ -88,10 +88,10 @@ def _check_logit_bias(params: "SamplingParams") -> None:
 
 
 def _check_bad_words(params: "SamplingParams") -> None:
-    if (count := len(params.bad_words)) > MAX_BAD_WORDS:
+    most = 2 * MAX_BAD_WORDS  # a word of text becomes up to two
+    if (count := len(params.bad_words)) > most:
         raise InvalidRequest(
-            f"bad_words has {count} sequences of tokens (a word of text becomes up to two); at most {MAX_BAD_WORDS} are"
-            " possible",
+            f"bad_words has {count} sequences of tokens (a word of text becomes up to two), more than {most}",
             f"{_PATH}.bad_words",
         )
     for index, word in enumerate(params.bad_words):

@@ -43,7 +43,6 @@ def refusals(
         checks.append(lambda: _check_keys(config))
     if isinstance(config, TokenizerConfig):
         checks += [lambda: _check_text(config), lambda: _check_images(config)]
-        checks.append(lambda: sampling_defaults(config, None))
     if isinstance(config, TokenizerConfig | ExecutorConfig):
         checks.append(lambda: check_name(config.model, config.revision, config.accept_license))
     if isinstance(config, ExecutorConfig):
@@ -76,13 +75,12 @@ def _check_keys(config: GatewayConfig | TokenizerConfig) -> None:
 def _check_text(config: TokenizerConfig) -> None:
     if config.tokenizer_revision is not None and not config.tokenizer:
         raise StartupError("--tokenizer-revision needs --tokenizer; --revision selects the revision of the model")
-    template, defaults = config.chat_template, config.generation_config
+    template = config.chat_template
     if template and not set(template) & set("{\n") and not Path(template).is_file():
         raise StartupError(
             f"--chat-template {template!r} is neither a file nor a jinja template: correct the path, or leave it out"
         )
-    if defaults not in ("auto", "vllm") and not Path(defaults).expanduser().exists():
-        raise StartupError(f"--generation-config {defaults}: there is no such file: correct the path, or leave it out")
+    sampling_defaults(config, None)
 
 
 def _check_images(config: TokenizerConfig) -> None:

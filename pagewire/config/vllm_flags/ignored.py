@@ -215,8 +215,7 @@ _TABLE = (
     ("aggregate-engine-logging", "the line about the load names each executor, or has their sum if there are many"),
     ("log-config-file= log-error-stack", "--log-level and --log-format configure the log"),
     (
-        "show-hidden-metrics-for-version= custom-histogram-buckets= cudagraph-metrics"
-        " enable-logging-iteration-details",
+        "show-hidden-metrics-for-version= custom-histogram-buckets= cudagraph-metrics enable-logging-iteration-details",
         "/metrics always has all metrics that there are (docs/operations.md)",
     ),
     ("kv-cache-metrics-sample= kv-cache-metrics", "the lifetime of single blocks is not sampled; /v1/status has them"),

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pagewire.files.damaged_file import remedy
 from pagewire.files.json_file import read_json_object
 
@@ -62,12 +60,6 @@ def end_token_ids_by_text(tokens: Sequence[str]) -> tuple[int, ...]:
     return tuple(token_id for token, token_id in found.items() if token not in inner)
 
 
-class _TokenizerFile(msgspec.Struct):
-    """The one part of a tokenizer.json that is read here."""
-
-    added_tokens: list[dict[str, Any]] = []
-
-
 def directory_eos_token_id(path: Path) -> int | None:
     """Returns the id of the `eos_token` that the tokenizer of a directory names; None if it names none, or a token
     without an id of its own in these files.
@@ -91,10 +83,10 @@ def directory_eos_token_id(path: Path) -> int | None:
 def _added_tokens(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_TokenizerFile).added_tokens
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{file}: cannot be read ({error}); {remedy(file)}") from error
+    added = read_json_object(file).get("added_tokens", [])
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise ValueError(f"{file}: added_tokens is not a list of objects; {remedy(file)}")
+    return added
 
 
 def _read(file: Path) -> dict[str, Any]:

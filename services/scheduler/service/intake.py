@@ -25,8 +25,9 @@ def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_serv
     if info is None:
         return
     if num_tokens <= info.max_prompt_tokens(message.yields_vector):
-        if not message.yields_vector and not submission.resubmitted:
-            _check_room(message, info, is_served)
+        # Without an executor, the next one judges: it may have more room.
+        if is_served and not message.yields_vector and not submission.resubmitted:
+            _check_room(message, info)
         return
     if is_served:
         too_many = too_long(num_tokens, info, message.yields_vector)
@@ -39,17 +40,13 @@ def check_length(submission: TokenSubmission, info: ExecutorInfo | None, is_serv
         )
 
 
-def _check_room(message: TokenRequest, info: ExecutorInfo, is_served: bool) -> None:
+def _check_room(message: TokenRequest, info: ExecutorInfo) -> None:
     """Raises RpcError if the output that the client asks for does not fit behind the prompt."""
+    clamps = message.clamp_max_tokens
     try:
-        clamps = message.clamp_max_tokens
         check_room(message.sampling_params, len(message.prompt_token_ids), info.max_num_tokens, clamps=clamps)
     except InvalidRequest as error:
-        if is_served:
-            raise status_of(error) from error
-        raise RpcError(
-            grpc.StatusCode.UNAVAILABLE, f"no executor is available, and for the last one, {error}; or try again later"
-        ) from error
+        raise status_of(error) from error
 
 
 def status_of(error: Exception, retry_delay: float | None = None) -> RpcError:

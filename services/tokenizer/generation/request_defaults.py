@@ -16,5 +16,6 @@ class RequestDefaults:
 
     def of(self, given: SamplingParams) -> SamplingParams:
         """Returns the defaults of a request with these parameters."""
-        is_greedy = given.HasField("temperature") and given.temperature < MIN_TEMPERATURE
+        named = given if given.HasField("temperature") else self.params
+        is_greedy = named.HasField("temperature") and named.temperature < MIN_TEMPERATURE
         return self.of_greedy if is_greedy else self.params

@@ -87,7 +87,8 @@ def sampling_params(given: common_pb2.SamplingParams, defaults: common_pb2.Sampl
     params.CopyFrom(defaults)
     params.MergeFrom(given)
     if defaults.HasField("max_tokens"):  # a limit of all requests, as in vLLM
-        params.max_tokens = max(min(params.max_tokens, defaults.max_tokens), given.min_tokens)
+        limit = max(defaults.max_tokens, given.min_tokens)
+        params.max_tokens = min(given.max_tokens, limit) if given.HasField("max_tokens") else limit
     if not params.HasField("seed"):
         params.seed = secrets.randbits(63)
     return params

@@ -60,7 +60,7 @@ async def test_every_schema_is_one_that_a_route_uses(document: dict[str, Any]) -
         if name not in used:
             used.add(name)
             pending += references(schemas[name])
-    assert used == set(schemas)
+    assert used == set(schemas) - {"OllamaError"}, "the routes of Ollama's clients are not documented"
 
 
 def references(value: Any) -> Iterator[str]:

@@ -161,7 +161,7 @@ def test_parameters_that_leave_a_token_are_possible(params: dict[str, Any]) -> N
     [
         ({"bad_words": bad_words([1], [])}, r"bad_words\[1\] has 0 tokens; 1 to 64 are possible"),
         ({"bad_words": bad_words([1] * 65)}, r"bad_words\[0\] has 65 tokens"),
-        ({"bad_words": bad_words(*[[1]] * 1025)}, "bad_words has 1025 sequences"),
+        ({"bad_words": bad_words(*[[1]] * 2049)}, "bad_words has 2049 sequences"),
     ],
 )
 def test_restrictions_that_cannot_be_followed_are_named(fields: dict[str, Any], message: str) -> None:

@@ -54,5 +54,5 @@ def test_the_end_token_of_a_directory_is_its_tokenizers(tmp_path: Path, files: d
 def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}', encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be read .*; download it again"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*; download it again"):
         directory_eos_token_id(tmp_path)

@@ -60,7 +60,10 @@ REFUSED = [
     ("dense --spec-tokens 4", "--spec-tokens has no effect without a method: add --spec-method ngram"),
     ("dense --spec-method draft_model", "method draft_model needs a draft model"),
     ("dense --chat-template nix", "--chat-template 'nix' is neither a file nor a jinja template: correct the path"),
-    ("dense --generation-config nix", "--generation-config nix: there is no such file: correct the path"),
+    (
+        "dense --generation-config nix",
+        "--generation-config nix: there is no such file, and no directory with generation_config.json",
+    ),
     ("dense --tokenizer-revision main", "--tokenizer-revision needs --tokenizer"),
     ("dense --ssl-keyfile key.pem", "--ssl-keyfile needs --ssl-certfile: set both"),
     ("dense --ssl-certfile cert.pem", "cert.pem"),

@@ -16,7 +16,8 @@ def seed_for(request: GenerateRequest | TokenRequest, server_seed: int | None) -
 def test_the_same_request_has_the_same_seed_whatever_its_name() -> None:
     texts = [GenerateRequest(text="Say", request_id=name) for name in ("a", "b")]
     tokens = [TokenRequest(prompt_token_ids=[1, 2], external_id=name) for name in ("a", "b")]
-    seeds = [seed_for(request, 42) for request in (*texts, *tokens)]
+    requests: list[GenerateRequest | TokenRequest] = [*texts, *tokens]
+    seeds = [seed_for(request, 42) for request in requests]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     assert [request.request_id for request in texts] == ["a", "b"]
     # Stored with golden outputs of clients: it must not change with a version.

@@ -88,7 +88,7 @@ def test_a_gguf_file_has_the_values_that_its_converter_wrote(tmp_path: Path) -> 
     (tmp_path / "generation_config.json").write_text('{"temperature": 1.25}')
     assert read(tmp_path) == {"temperature": 1.25}
     broken = save_gguf(tmp_path / "b" / "broken.gguf", temp=-1.0)
-    with pytest.raises(StartupError, match=r"broken\.gguf: general\.sampling\.temp is -1; it must be >= 0; .*vllm"):
+    with pytest.raises(StartupError, match=r"broken\.gguf: general\.sampling\.temp is -1; .* >= 0 and finite; .*vllm"):
         defaults(broken)
     broken.write_bytes(b"GGUF")
     with pytest.raises(StartupError, match=r"broken\.gguf: "):
@@ -172,7 +172,7 @@ def test_what_authors_advise(name: str, values: dict[str, float]) -> None:
     [
         ("{", {}, "generation_config.json: cannot be read as JSON"),
         ("[]", {}, "generation_config.json: expected a JSON object"),
-        ({"temperature": -1}, {}, "temperature is -1; it must be >= 0; .*--generation-config vllm"),
+        ({"temperature": -1}, {}, "temperature is -1; it must be >= 0 and finite; .*--generation-config vllm"),
         ({"temperature": "hot"}, {}, "temperature is 'hot'"),
         ({"top_k": 1.5}, {}, "top_k is 1.5"),
         ('{"top_k": Infinity}', {}, "generation_config.json: "),

@@ -42,7 +42,7 @@ from tests.services.tokenizer.service.answers import TEXT, code_of, details_of
                     "chat_template_kwargs_json": '{"a":' + "[" * 200_000 + "]" * 200_000 + "}",
                 }
             },
-            "chat_template_kwargs is not valid JSON: maximum recursion depth",
+            "chat_template_kwargs is not valid JSON: nested too deeply",
         ),
         ({"chat": inference_pb2.ChatPrompt()}, "at least one message"),
         (
