@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -85,9 +86,9 @@ def joined_runners(
     max_draft_tokens: int | None = None,
 ) -> list[ModelRunner]:
     """Joined as processes are, through memory and sockets. load: the part of a rank."""
-    config = ExecutorConfig(
-        tensor_parallel_size=tensor, pipeline_parallel_size=stages, spec_method="ngram", spec_tokens=max_draft_tokens
-    )
+    config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    if max_draft_tokens is not None:
+        config = replace(config, spec_method="ngram", spec_tokens=max_draft_tokens)
     memory, ends = make_memory(config), make_ends(config)
     failure = Failure(memory)
     runners = []
