@@ -74,7 +74,8 @@ def bench_linear() -> None:
         weight_bytes = 2 * in_features * out_features
         copies = max(2, COLD_BYTES // weight_bytes)
         weights = [torch.randn(out_features, in_features).bfloat16() for _ in range(copies)]
-        packed = [packed_linear.pack(weight.clone()) for weight in weights]
+        is_fixed = packed_linear.packs_fixed_point()
+        packed = [packed_linear.pack(weight.clone(), fixed_point=is_fixed) for weight in weights]
         for num_tokens in (1, 2, 4, 8, 16, 32, 64, 256, 2048):
             calls = max(2, min(copies, MOST_WORK // (num_tokens * in_features * out_features)))
             times = best_times(linear_contenders(packed[:calls], weights[:calls], num_tokens), calls)
@@ -89,7 +90,7 @@ def linear_contenders(packed: list[Tensor], weights: list[Tensor], num_tokens: i
     x = torch.randn(num_tokens, in_features).bfloat16()
     reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens) for weight in weights]
     contenders = {
-        "ours": for_each(packed, lambda weight: packed_linear.packed_linear(x, weight, None, out_features)),
+        "ours": for_each(packed, lambda weight: packed_linear.packed_linear(x.float(), weight, None, out_features)),
         "F.linear": for_each(weights, lambda weight: F.linear(x, weight)),
         "prepacked": for_each(
             reordered, lambda weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pagewire.kernels.cpu.elementwise import silu_and_mul
 from pagewire.kernels.cpu.layouts.grouped_layout import TILE
-from pagewire.kernels.cpu.layouts.packed_layout import packed_shape
+from pagewire.kernels.cpu.layouts.packed_layout import is_packed
 from pagewire.kernels.cpu.products.grouped import KINDS, check_codes
 from pagewire.kernels.cpu.runtime.library import F, I, L, P, bind, dtype_code, threads_for
 
@@ -26,7 +26,7 @@ _PAIRS = (P, P, P, L, L, I, L, L)  # result, order, starts; pairs, rows of x, ex
 _route_experts = bind("route_experts", I, *[P] * 4, L, *[I] * 4, F, *[I] * 4)
 _sort_by_expert = bind("sort_by_expert", P, P, P, L, I)
 _experts_linear = bind("experts_linear", I, *[P] * 3, *_PAIRS, I)
-_packed_experts_linear = bind("packed_experts_linear", *[P] * 3, *_PAIRS, L, I)
+_packed_experts_linear = bind("packed_experts_linear", P, P, I, P, *_PAIRS, L, I)
 _grouped_experts_linear = bind("grouped_experts_linear", I, P, P, L, *[I, P, L] * 2, P, P, *_PAIRS, I, L, I, I)
 _combine_experts = bind("combine_experts", I, P, P, P, L, I, L, I)
 
@@ -102,7 +102,7 @@ def experts_linear(
 def packed_experts_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, out_features: int, gated: bool
 ) -> Tensor:
-    if x.dtype is not torch.bfloat16 or weight.shape != packed_shape(out_features, x.shape[1]):
+    if x.dtype is not torch.bfloat16 or not is_packed(weight, out_features, x.shape[1]):
         raise ValueError(
             f"packed_experts_linear: {weight.dtype} {tuple(weight.shape)} is not a packed weight "
             f"[{out_features}, {x.shape[1]}], or x is not bfloat16 but {x.dtype}"
@@ -112,6 +112,7 @@ def packed_experts_linear(
     _packed_experts_linear(
         x.data_ptr(),
         weight.data_ptr(),
+        weight.dtype is torch.int16,
         _bias(bias, x.dtype),
         *_pairs(out, x, order, starts),
         weight.nbytes // (starts.shape[0] - 1),

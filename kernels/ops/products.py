@@ -42,7 +42,7 @@ def normed_linear(
 def packed_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, dtype: torch.dtype | None
 ) -> Tensor:
-    """Computes `linear` of a bf16 weight in a CPU's layout (`cpu.packed_layout`); bias of the result's dtype."""
+    """Computes `linear` of a bf16 weight in a layout of a CPU (`cpu.packed_layout`); bias of the result's dtype."""
     return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 
@@ -56,7 +56,7 @@ def packed_gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_feat
 def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size: int) -> Tensor:
     """Looks up rows [*shape, row_size] of a weight [num_rows, row_size] as `packed_linear` takes it; token_ids int64
     [*shape]."""
-    return weight.new_empty((*token_ids.shape, row_size))
+    return weight.new_empty((*token_ids.shape, row_size), dtype=torch.bfloat16)
 
 
 # codes .. permutation and bits .. zero_point are those of a `quantized.PackedGrouped`, which makes these calls.

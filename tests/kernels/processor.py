@@ -1,4 +1,4 @@
-"""The ways in which the C++ kernels multiply on this processor, and the rounding of one of them."""
+"""The ways in which the C++ kernels multiply on this processor, and the rounding of those in fixed point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewire.kernels.cpu.products.packed_linear import set_batch_invariant, set_bf16_form
 
-__all__ = ["BF16_FORMS", "CPU", "batch_invariance", "bf16_multiplied_as", "fixed_point_error"]
+__all__ = ["BF16_FORMS", "CPU", "batch_invariance", "bf16_multiplied_as", "fixed_point_error", "norm_bounded_error"]
 
 BF16_FORMS = (0, 1, 2, 3)  # Bf16Form of csrc/common/processor.h
 
@@ -53,4 +53,17 @@ def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: floa
         weight_step = peaks.amax(1, keepdim=True) / _LARGEST_WEIGHT
         error += 0.501 * input_step @ weights.sum(1, keepdim=True).T  # half a step, and rounding of scales
         error += (steps + 0.01) * (inputs.sum(1, keepdim=True) @ weight_step.T)
+    return error
+
+
+def norm_bounded_error(x: Tensor, weight: Tensor) -> Tensor:
+    """The most that rounding can change of x [tokens, in] times weight [out, in], packed in fixed point."""
+    units = -(-x.shape[1] // 32)
+    block = -(-units // -(-units // 32)) * 32
+    error = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
+    for inputs, weights in zip(x.split(block, 1), weight.split(block, 1), strict=True):
+        input_step = torch.maximum(inputs.abs().amax(1) / 32767, inputs.norm(dim=1) / 46300)[:, None]
+        weight_step = 2 * torch.maximum(weights.abs().amax(1) / 32767, weights.norm(dim=1) / 46300)  # a power of two
+        error += 0.501 * input_step * (weights.abs().sum(1) + 0.5 * inputs.shape[1] * weight_step)
+        error += 0.501 * inputs.abs().sum(1, keepdim=True) * weight_step
     return error

@@ -15,8 +15,8 @@ void pagewire_linear(int dtype, const void* x, const void* weight, const void* b
                      int64_t in, int64_t out_features, int threads);
 void pagewire_linear_many(const float* x, const float* weight, const float* bias, float* out, int64_t tokens,
                           int64_t in, int64_t out_features, int threads);
-void pagewire_packed_linear(int x_dtype, int result_dtype, const void* x, const void* weight, const void* bias,
-                            void* result, int64_t tokens, int64_t in, int64_t out, int threads);
+void pagewire_packed_linear(int x_dtype, int is_fixed, int result_dtype, const void* x, const void* weight,
+                            const void* bias, void* result, int64_t tokens, int64_t in, int64_t out, int threads);
 void pagewire_grouped_linear(int dtype, int result_dtype, int exact, const void* x, const uint8_t* codes,
                              int scale_kind, const char* scales, int offset_kind, const char* offsets,
                              const float* codebook, const int32_t* permutation, const void* bias, void* result,
@@ -215,13 +215,13 @@ void pagewire_experts_linear(int dtype, const void* x, const char* weight, const
 }
 
 // As pagewire_experts_linear in bf16, weight packed; expert_bytes: of one expert's
-void pagewire_packed_experts_linear(const void* x, const char* weight, const char* bias, void* result,
+void pagewire_packed_experts_linear(const void* x, const char* weight, int is_fixed, const char* bias, void* result,
                                     const int32_t* order, const int32_t* starts, int64_t count, int64_t inputs,
                                     int experts, int64_t in, int64_t out, int64_t expert_bytes, int threads) {
     const int64_t size = size_of(BFLOAT16);
     for_experts(pairs_of(BFLOAT16, x, result, order, starts, count, inputs, experts, in, out), threads,
                 [&](int e, const char* rows, char* results, int64_t tokens, int threads) {
-                    pagewire_packed_linear(BFLOAT16, BFLOAT16, rows, weight + e * expert_bytes,
+                    pagewire_packed_linear(BFLOAT16, is_fixed, BFLOAT16, rows, weight + e * expert_bytes,
                                            bias ? bias + e * out * size : nullptr, results, tokens, in, out, threads);
                 });
 }

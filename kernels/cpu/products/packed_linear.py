@@ -1,14 +1,15 @@
-"""Products with packed bf16 weights and rows of them, in C++. The tensors are those of `packed_layout`."""
+"""Products with packed dense weights and rows of them, in C++. The tensors are those of `packed_layout`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.layouts.packed_layout import packed_shape
+from pagewire.kernels.cpu.layouts.packed_layout import fixed_point_shape, is_packed, packed_shape
 from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows, dtype_code, result_dtype
 
 __all__ = [
@@ -17,46 +18,64 @@ __all__ = [
     "packed_embedding",
     "packed_gated_linear",
     "packed_linear",
+    "packs_fixed_point",
     "rounds_inputs",
     "set_batch_invariant",
     "set_bf16_form",
 ]
 
-_packed_linear = bind("packed_linear", I, I, *[P] * 4, *[L] * 3, I)
-_packed_gated_linear = bind("packed_gated_linear", I, I, *[P] * 4, *[L] * 3, I)
+_packed_linear = bind("packed_linear", I, I, I, *[P] * 4, *[L] * 3, I)
+_packed_gated_linear = bind("packed_gated_linear", I, I, I, *[P] * 4, *[L] * 3, I)
 set_batch_invariant = bind("set_batch_invariant", I)
 set_bf16_form = bind("set_bf16_form", I)  # for tests: 0 is the fastest way to multiply, others are in processor.h
 _in_fixed_point = bind("in_fixed_point", L, L, P)
 _rounds_inputs = bind("rounds_inputs", I, P)
-_packed_embedding = bind("packed_embedding", P, L, P, P, L, I)
+_packs_fixed_point = bind("packs_fixed_point", P)
+_packed_embedding = bind("packed_embedding", P, L, P, I, P, L, I)
 _pack_dense = bind("pack_dense", P, P, L, L, I)
+_pack_fixed_point = bind("pack_fixed_point", P, P, L, L, I)
 
 
 def in_fixed_point(num_tokens: int, least: int) -> bool:
-    """Returns, for tests, whether products of this many tokens are in fixed point here, which is faster from `least`
-    tokens on."""
-    result = torch.zeros(1, dtype=torch.int32)
-    _in_fixed_point(num_tokens, least, result.data_ptr())
-    return bool(result)
+    """Returns, for tests, whether products of this many tokens with quantized weights are in fixed point here, which is
+    faster from `least` tokens on."""
+    return _asked(_in_fixed_point, num_tokens, least)
+
+
+@cache
+def packs_fixed_point() -> bool:
+    """Returns whether dense weights are best packed in fixed point: on x86 without a matrix unit."""
+    return _asked(_packs_fixed_point)
 
 
 @cache
 def rounds_inputs(*, quantized: bool) -> bool:
     """Returns whether this processor multiplies inputs in bf16, so that they may as well be given in it."""
+    if not quantized and packs_fixed_point():
+        return False
+    return _asked(_rounds_inputs, quantized)
+
+
+def _asked(function: Callable[..., None], *arguments: int) -> bool:
     result = torch.zeros(1, dtype=torch.int32)
-    _rounds_inputs(quantized, result.data_ptr())
+    function(*arguments, result.data_ptr())
     return bool(result)
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Computes `packed_layout.pack`, but in the weight's memory unless its shape must be padded."""
+def pack(weight: Tensor, *, fixed_point: bool) -> Tensor:
+    """Computes `packed_layout.pack`; in bf16 in the weight's memory unless its shape must be padded."""
     out_features, in_features = weight.shape
     if weight.dtype is not torch.bfloat16 or not weight.is_contiguous():
         raise TypeError(f"what is packed must be contiguous and bfloat16, not {weight.dtype}")
     shape = packed_shape(out_features, in_features)
-    fits = weight.numel() == math.prod(shape)
-    result = weight.view(shape) if fits else torch.empty(shape, dtype=torch.bfloat16)
-    _pack_dense(weight.data_ptr(), result.data_ptr(), in_features, out_features, torch.get_num_threads())
+    if fixed_point:
+        result = torch.empty(fixed_point_shape(out_features, in_features), dtype=torch.int16)
+    elif weight.numel() == math.prod(shape):
+        result = weight.view(shape)
+    else:
+        result = torch.empty(shape, dtype=torch.bfloat16)
+    function = _pack_fixed_point if fixed_point else _pack_dense
+    function(weight.data_ptr(), result.data_ptr(), in_features, out_features, torch.get_num_threads())
     return result
 
 
@@ -65,31 +84,24 @@ def packed_linear(
 ) -> Tensor:
     dtype = result_dtype("packed_linear", x, dtype)
     _check_inputs("packed_linear", x, weight, bias, out_features, dtype)
-    num_tokens, in_features = x.shape
-    x = x.contiguous()
-    out = torch.empty((num_tokens, out_features), dtype=dtype)
-    _packed_linear(
-        dtype_code(x),
-        dtype_code(out),
-        x.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        num_tokens,
-        in_features,
-        out_features,
-        torch.get_num_threads(),
-    )
-    return out
+    out = torch.empty((x.shape[0], out_features), dtype=dtype)
+    return _multiply(_packed_linear, x, weight, bias, out_features, out)
 
 
 def packed_gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
     _check_inputs("packed_gated_linear", x, weight, bias, out_features, torch.float32)
+    out = torch.empty((x.shape[0], out_features // 2), dtype=x.dtype)
+    return _multiply(_packed_gated_linear, x, weight, bias, out_features, out)
+
+
+def _multiply(
+    function: Callable[..., None], x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, out: Tensor
+) -> Tensor:
     num_tokens, in_features = x.shape
     x = x.contiguous()
-    out = torch.empty((num_tokens, out_features // 2), dtype=x.dtype)
-    _packed_gated_linear(
+    function(
         dtype_code(x),
+        weight.dtype is torch.int16,
         dtype_code(out),
         x.data_ptr(),
         weight.data_ptr(),
@@ -112,6 +124,7 @@ def packed_embedding(token_ids: Tensor, weight: Tensor, num_rows: int, row_size:
         token_ids.data_ptr(),
         token_ids.numel(),
         weight.data_ptr(),
+        weight.dtype is torch.int16,
         out.data_ptr(),
         row_size,
         torch.get_num_threads(),
@@ -130,11 +143,7 @@ def _check_inputs(
 
 
 def _check(name: str, weight: Tensor, out_features: int, in_features: int) -> None:
-    if (
-        weight.dtype is not torch.bfloat16
-        or weight.shape != packed_shape(out_features, in_features)
-        or not weight.is_contiguous()
-    ):
+    if not is_packed(weight, out_features, in_features):
         raise ValueError(
             f"{name}: {weight.dtype} {tuple(weight.shape)} is not a packed weight [{out_features}, {in_features}]"
         )

@@ -106,8 +106,8 @@ def test_dense_products(cpu: ModuleType, num_tokens: int, dtype: torch.dtype, pe
     tolerance = TOLERANCES[dtype]
     actual = cpu.experts_linear(x, weight, bias, order, starts, gated)
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
-    if dtype is torch.bfloat16:
-        packed = packed_layout.pack(weight)
+    for fixed_point in (False, True) if dtype is torch.bfloat16 else ():
+        packed = packed_layout.pack(weight, fixed_point=fixed_point)
         actual = cpu.packed_experts_linear(x, packed, bias, order, starts, num_experts * outputs, gated)
         torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from torch.nn import functional as F
 from pagewire.kernels.cpu.elementwise import silu_and_mul
 from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.cpu.products import packed_linear
-from pagewire.kernels.cpu.products.packed_linear import in_fixed_point
 from tests.kernels.implementations import fallback, native
-from tests.kernels.processor import CPU, batch_invariance, bf16_multiplied_as, fixed_point_error
+from tests.kernels.processor import batch_invariance, bf16_multiplied_as, norm_bounded_error
 from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
@@ -26,7 +26,13 @@ FP32_ROUNDING = 2e-6
 RESULT_ROUNDING = 2**-8
 
 FEW_TOKENS = 3  # up to here vectors multiply where there is a matrix unit, too
-FIXED_POINT_TOKENS = 24 if "avx512f" in CPU else 12  # from here on in fixed point, where that is the fastest
+
+
+@pytest.fixture(params=[0, 1, 2, 3], ids=["fastest", "bf16 pairs", "floats", "fixed point"])
+def is_fixed(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Packs weights in bf16, multiplied in each way, and in fixed point."""
+    with bf16_multiplied_as(request.param):
+        yield request.param == 3
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +62,7 @@ def assert_is_product(
     error = (actual.double() - expected).abs()
     tolerance = FP32_ROUNDING * magnitude + (RESULT_ROUNDING * expected.abs() if dtype is torch.bfloat16 else 0)
     if fixed_point:
-        tolerance += fixed_point_error(x.double(), weight.double(), weight.double())
+        tolerance += norm_bounded_error(x.double(), weight.double())
     assert (error <= tolerance).all()
 
 
@@ -64,36 +70,29 @@ def assert_is_product(
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(64, 48), (576, 200), (40, 20), (33, 17), (1, 1), (2200, 70), (64, 1041)]
 )
-def test_product(bf16_form: int, in_features: int, out_features: int, num_threads: int) -> None:
+def test_product(is_fixed: bool, in_features: int, out_features: int, num_threads: int) -> None:
     """Every number of tokens that a kernel treats in its own way is multiplied. Among those that are computed in the
-    same way it does not depend on the other tokens."""
+    same way it does not depend on the other tokens; in fixed point all are."""
     torch.set_num_threads(num_threads)
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
-    packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
+    packed, x = packed_layout.pack(weight, fixed_point=is_fixed), random(257, in_features, seed=2)
     whole = native.packed_linear(x, packed, bias, out_features)
-    is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
     assert_is_product(whole, x, weight, bias, fixed_point=is_fixed)
     assert_is_product(native.packed_linear(x, packed, None, out_features), x, weight, None, fixed_point=is_fixed)
-    limits = [FEW_TOKENS, len(x)]  # up to which products are computed in the same way
-    if is_fixed and not in_fixed_point(FIXED_POINT_TOKENS - 1, FIXED_POINT_TOKENS):
-        limits.insert(1, FIXED_POINT_TOKENS - 1)
-    wholes = {limit: native.packed_linear(x[:limit], packed, bias, out_features) for limit in limits}
+    few = whole if is_fixed else native.packed_linear(x[:FEW_TOKENS], packed, bias, out_features)
     for num_tokens in (*range(26), 31, 32, 33, 47, 49, 64, 70):
         actual = native.packed_linear(x[:num_tokens], packed, bias, out_features)
-        is_fixed = in_fixed_point(num_tokens, FIXED_POINT_TOKENS)
         assert_is_product(actual, x[:num_tokens], weight, bias, fixed_point=is_fixed)
-        same_way = wholes[next(limit for limit in limits if num_tokens <= limit)]
-        assert torch.equal(actual, same_way[:num_tokens])
+        assert torch.equal(actual, (few if num_tokens <= FEW_TOKENS else whole)[:num_tokens])
 
 
-@pytest.mark.usefixtures("bf16_form")
-def test_a_result_larger_than_caches() -> None:
+def test_a_result_larger_than_caches(is_fixed: bool) -> None:
     """Aligned rows of the result are written past the caches. So many tokens are also more than one part of
     the inputs."""
     for out_features in (3072, 3073):
         weight, bias, x = random(out_features, 40), random(out_features, seed=1), random(700, 40, seed=2)
-        actual = native.packed_linear(x, packed_layout.pack(weight), bias, out_features)
-        assert_is_product(actual, x, weight, bias, fixed_point=in_fixed_point(len(x), FIXED_POINT_TOKENS))
+        packed = packed_layout.pack(weight, fixed_point=is_fixed)
+        assert_is_product(native.packed_linear(x, packed, bias, out_features), x, weight, bias, fixed_point=is_fixed)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -103,48 +102,57 @@ def test_a_result_larger_than_caches() -> None:
     out_features=st.integers(1, 150),
     with_bias=st.booleans(),
     strided=st.booleans(),
+    fixed_point=st.booleans(),
 )
 def test_product_of_any_shape(
-    num_tokens: int, in_features: int, out_features: int, with_bias: bool, strided: bool
+    num_tokens: int, in_features: int, out_features: int, with_bias: bool, strided: bool, fixed_point: bool
 ) -> None:
     x = random(num_tokens, 2 * in_features)[:, :in_features]
     x = x if strided else x.contiguous()
     weight, bias = random(out_features, in_features, seed=1), random(out_features, seed=2) if with_bias else None
-    packed = packed_layout.pack(weight)
-    actual = native.packed_linear(x, packed, bias, out_features)
-    assert_is_product(actual, x, weight, bias, fixed_point=in_fixed_point(num_tokens, FIXED_POINT_TOKENS))
-    assert_is_product(fallback.packed_linear(x, packed, bias, out_features), x, weight, bias)
+    packed = packed_layout.pack(weight, fixed_point=fixed_point)
+    for cpu in (native, fallback):
+        actual = cpu.packed_linear(x, packed, bias, out_features)
+        assert_is_product(actual, x, weight, bias, fixed_point=fixed_point)
 
 
-def test_fixed_point_is_as_precise_as_bf16() -> None:
-    """Fixed point is used, and changes results by far less than their rounding does."""
-    weight, x = random(100, 576), random(40, 576, seed=1)
-    packed, exact = packed_layout.pack(weight), F.linear(x.double(), weight.double())
-    errors = {}
-    for form in (2, 3):
-        with bf16_multiplied_as(form):
-            is_fixed = in_fixed_point(len(x), FIXED_POINT_TOKENS)
-            errors[form] = (native.packed_linear(x, packed, None, 100).double() - exact).square().mean().sqrt()
-    assert (errors[2] != errors[3]) == is_fixed
-    assert errors[3] < 1.05 * errors[2]
+def test_fixed_point_is_more_precise_than_bf16() -> None:
+    """Rounding inputs and weights to fixed point moves sums by a fifth of what rounding inputs to bf16 does at most."""
+    for in_features in (576, 1536, 4096):
+        weight, x = random(100, in_features), torch.randn(40, in_features, generator=torch.Generator().manual_seed(1))
+        exact = F.linear(x.double(), weight.double())
+        packed = packed_layout.pack(weight, fixed_point=True)
+        error = native.packed_linear(x, packed, None, 100).double() - exact
+        rounded = F.linear(x.bfloat16().double(), weight.double()) - exact
+        assert error.square().mean() < rounded.square().mean() / 25
 
 
-def test_sums_of_the_largest_integers_fit() -> None:
-    """All inputs and weights are the largest of their block."""
-    for sign in (1, -1):
-        x, weight = torch.ones(40, 2200).bfloat16(), torch.full((33, 2200), sign).bfloat16()
-        packed = packed_layout.pack(weight)
-        with bf16_multiplied_as(3):
-            actual = native.packed_linear(x, packed, None, 33)
-        assert torch.equal(actual, F.linear(x.double(), weight.double()).bfloat16())
+# Of inputs and weights; the last two are beyond what squares hold
+VECTORS: dict[str, Callable[[int], Tensor]] = {
+    "equal": lambda n: torch.full((n,), 1.40625),
+    "spike": lambda n: torch.cat([torch.full((1,), 1e4), torch.ones(n - 1)]),
+    "falling": lambda n: 2.0 ** -torch.arange(n).clamp(max=60),
+    "signs": lambda n: 1 - 2.0 * (torch.arange(n) % 2),
+    "tiny": lambda n: torch.full((n,), 1e-25),
+    "large": lambda n: torch.full((n,), 1e22),
+}
 
 
-@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize("inputs", VECTORS)
+@pytest.mark.parametrize("weights", ["equal", "spike", "falling", "signs"])
+def test_no_sum_overflows(inputs: str, weights: str) -> None:
+    for in_features in (32, 64, 96, 1024, 1056, 2200):
+        x = VECTORS[inputs](in_features).repeat(40, 1)
+        weight = VECTORS[weights](in_features).repeat(33, 1).bfloat16()
+        actual = native.packed_linear(x, packed_layout.pack(weight, fixed_point=True), None, 33)
+        assert_is_product(actual, x, weight, None, fixed_point=True, dtype=torch.float32)
+
+
 @pytest.mark.parametrize(("in_features", "out_features"), [(576, 200), (33, 34), (64, 96)])
-def test_sums_in_fp32(in_features: int, out_features: int) -> None:
+def test_sums_in_fp32(is_fixed: bool, in_features: int, out_features: int) -> None:
     """Compares sums with those that are rounded, and gated ones with the activation of both halves."""
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
-    packed, x = packed_layout.pack(weight), random(257, in_features, seed=2)
+    packed, x = packed_layout.pack(weight, fixed_point=is_fixed), random(257, in_features, seed=2)
     for num_tokens in (0, 1, 4, 5, 16, 30, 257):
         sums = native.packed_linear(x[:num_tokens], packed, bias.float(), out_features, torch.float32)
         assert sums.dtype is torch.float32
@@ -153,33 +161,29 @@ def test_sums_in_fp32(in_features: int, out_features: int) -> None:
         torch.testing.assert_close(gated, silu_and_mul(sums, torch.bfloat16), rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize(("in_features", "out_features"), [(576, 200), (33, 34), (64, 96)])
-def test_inputs_in_fp32(in_features: int, out_features: int) -> None:
+def test_inputs_in_fp32(is_fixed: bool, in_features: int, out_features: int) -> None:
     """Inputs are not rounded, except where the processor multiplies bf16."""
     weight, bias = random(out_features, in_features), random(out_features, seed=1)
     x = torch.randn((257, in_features), generator=torch.Generator().manual_seed(2))
-    packed, rounds = packed_layout.pack(weight), packed_linear.rounds_inputs.__wrapped__(quantized=False)
+    packed = packed_layout.pack(weight, fixed_point=is_fixed)
     for num_tokens in (0, 1, 5, 30, 257):
         some = x[:num_tokens]
         sums = native.packed_linear(some, packed, bias.float(), out_features)
-        if rounds:
-            rounded = native.packed_linear(some.bfloat16(), packed, bias.float(), out_features, torch.float32)
-            assert torch.equal(sums, rounded)
-        else:
-            is_fixed = in_fixed_point(num_tokens, FIXED_POINT_TOKENS)
+        rounded = native.packed_linear(some.bfloat16(), packed, bias.float(), out_features, torch.float32)
+        if is_fixed or not torch.equal(sums, rounded):
             assert_is_product(sums, some, weight, bias, fixed_point=is_fixed, dtype=torch.float32)
         gated = native.packed_gated_linear(some, packed, bias.float(), out_features)
         torch.testing.assert_close(gated, silu_and_mul(sums), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("bf16_form")
 @pytest.mark.parametrize(("in_features", "out_features"), [(576, 200), (33, 34)])
-def test_batch_invariance(in_features: int, out_features: int) -> None:
-    """A token's sums are the same bit by bit whatever the others are."""
+def test_batch_invariance(is_fixed: bool, in_features: int, out_features: int) -> None:
+    """A token's sums are the same bit by bit whatever the others are; in fixed point they are anyway."""
     weight = random(out_features, in_features)
-    packed, x = packed_layout.pack(weight), torch.randn((257, in_features), generator=torch.Generator().manual_seed(2))
-    with batch_invariance():
+    packed = packed_layout.pack(weight, fixed_point=is_fixed)
+    x = torch.randn((257, in_features), generator=torch.Generator().manual_seed(2))
+    with nullcontext() if is_fixed else batch_invariance():
         for given in (x, x.bfloat16()):
             whole = native.packed_linear(given, packed, None, out_features, torch.float32)
             gated = native.packed_gated_linear(given, packed, None, out_features)
@@ -190,25 +194,46 @@ def test_batch_invariance(in_features: int, out_features: int) -> None:
                 assert torch.equal(native.packed_gated_linear(some, packed, None, out_features), gated[-num_tokens:])
 
 
-@pytest.mark.usefixtures("bf16_form")
-def test_infinity_and_nan_stay_with_their_token() -> None:
-    weight, x = random(100, 64), random(40, 64, seed=1)
-    x[3, 5], x[17, 60] = float("inf"), float("nan")
-    result = native.packed_linear(x, packed_layout.pack(weight), None, 100)
-    spoiled = (~result.isfinite()).any(dim=1).nonzero().flatten().tolist()
-    assert spoiled == [3, 17]
+def test_infinity_and_nan_stay_with_their_token_or_output(is_fixed: bool) -> None:
+    for in_features in (64, 576):
+        weight, x = random(100, in_features), random(40, in_features, seed=1)
+        x[3, 5], x[17, 60] = float("inf"), float("nan")
+        result = native.packed_linear(x, packed_layout.pack(weight, fixed_point=is_fixed), None, 100)
+        assert (~result.isfinite()).any(dim=1).nonzero().flatten().tolist() == [3, 17]
+        weight[7, 9], weight[99, 1] = float("inf"), float("nan")
+        packed = packed_linear.pack(weight.clone(), fixed_point=is_fixed)
+        result = native.packed_linear(random(40, in_features, seed=1), packed, None, 100)
+        assert (~result.isfinite()).any(dim=0).nonzero().flatten().tolist() == [7, 99]
 
 
-@given(num_rows=st.integers(1, 70), row_size=st.integers(1, 100))
-@settings(max_examples=examples(40), deadline=None)
-def test_rows_and_the_whole_come_back_as_they_were(num_rows: int, row_size: int) -> None:
-    weight = random(num_rows, row_size)
-    packed = packed_layout.pack(weight)
+@given(num_rows=st.integers(1, 70), row_size=st.integers(1, 100), fixed_point=st.booleans(), spread=st.integers(0, 3))
+@settings(max_examples=examples(60), deadline=None)
+def test_rows_and_the_whole_come_back_as_they_were(
+    num_rows: int, row_size: int, fixed_point: bool, spread: int
+) -> None:
+    """Fixed point loses nothing as long as magnitudes of a row differ by little."""
+    generator = torch.Generator().manual_seed(num_rows)
+    exponents = torch.randint(0, spread + 1, (num_rows, row_size), generator=generator)
+    weight = ((1 + torch.rand(num_rows, row_size, generator=generator)) * 2.0**exponents).bfloat16()
+    weight *= torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+    packed = packed_layout.pack(weight, fixed_point=fixed_point)
     assert torch.equal(packed_layout.unpack(packed, num_rows, row_size), weight)
-    assert torch.equal(packed_linear.pack(weight.clone()), packed)
+    assert torch.equal(packed_linear.pack(weight.clone(), fixed_point=fixed_point), packed)
     token_ids = torch.randint(0, num_rows, (2, 5), generator=torch.Generator().manual_seed(0))
     for cpu in (native, fallback):
         assert torch.equal(cpu.packed_embedding(token_ids, packed, num_rows, row_size), weight[token_ids])
+
+
+@pytest.mark.parametrize("in_features", [1, 40, 1024, 1056, 2200])
+def test_both_implementations_round_to_the_same_integers(in_features: int) -> None:
+    weight = random(37, in_features)
+    weight[3] = 0
+    weight[5] *= 1e-30
+    weight[6, 0] = 1e9
+    packed = packed_layout.pack(weight, fixed_point=True)
+    assert torch.equal(packed_linear.pack(weight.clone(), fixed_point=True), packed)
+    rows = packed_layout.unpack(packed, 37, in_features)
+    assert torch.equal(native.packed_embedding(torch.arange(37), packed, 37, in_features), rows)
 
 
 def test_layout() -> None:
@@ -234,10 +259,11 @@ def test_ids_out_of_the_table_are_refused() -> None:
 
 def test_wrong_operands_are_refused() -> None:
     packed, x = packed_layout.pack(random(20, 40)), random(3, 40)
-    with pytest.raises(ValueError, match=r"not a packed weight \[40, 40\]"):
-        native.packed_linear(x, packed, None, 40)
-    with pytest.raises(ValueError, match=r"not a packed weight \[20, 70\]"):
-        native.packed_linear(random(3, 70), packed, None, 20)
+    for weight in (packed, packed_layout.pack(random(20, 40), fixed_point=True)):
+        with pytest.raises(ValueError, match=r"not a packed weight \[40, 40\]"):
+            native.packed_linear(x, weight, None, 40)
+        with pytest.raises(ValueError, match=r"not a packed weight \[20, 70\]"):
+            native.packed_linear(random(3, 70), weight, None, 20)
     with pytest.raises(TypeError, match=r"bfloat16 or float32, not torch\.float16"):
         native.packed_linear(x.half(), packed, None, 20)
     with pytest.raises(TypeError, match=r"torch\.bfloat16 as x, or torch\.float32, not torch\.float16"):
@@ -246,13 +272,13 @@ def test_wrong_operands_are_refused() -> None:
         with pytest.raises(TypeError, match="bias must be"):
             native.packed_linear(x, packed, bias, 20, dtype)
     with pytest.raises(TypeError, match=r"not torch\.float16"):
-        packed_linear.pack(random(20, 40).half())
+        packed_linear.pack(random(20, 40).half(), fixed_point=False)
     with pytest.raises(TypeError, match="contiguous"):
-        packed_linear.pack(random(20, 40)[:, :32])
+        packed_linear.pack(random(20, 40)[:, :32], fixed_point=True)
 
 
 def test_packing_takes_no_memory_where_nothing_is_padded() -> None:
     weight = random(48, 576)
     expected = packed_layout.pack(weight)
-    packed = packed_linear.pack(weight)
+    packed = packed_linear.pack(weight, fixed_point=False)
     assert torch.equal(packed, expected) and packed.data_ptr() == weight.data_ptr()

@@ -1,21 +1,22 @@
-// Products of many tokens in fixed point: inputs and weights become integers of 16 bits with a scale per block of
-// inputs, and pairs of their products are summed in 32 bits (VNNI). An Intel core does twice as many of these as
-// products of floats. A block's inputs are rounded to 13 bits of its largest, weights to 12: with random numbers that
-// moves a result by a tenth of what rounding it to bf16 does, and the default model's probabilities stay as near to
-// those of fp32 as they are (benchmarks/results/2026-11-22-quantized-cpu-avx512.md).
+// Products in fixed point: inputs and weights are integers of 16 bits with a scale per block of inputs, and pairs of
+// their products are summed in 32 bits. With VNNI a core does at least as many of these as of bf16, and twice as many
+// as of floats. Sums of integers are exact: they are the same in whatever order, and however many tokens there are.
+//
+// No sum may exceed 31 bits. Either it is SHORT: at most MAX_BLOCK inputs, with 13 bits of the block's largest, and
+// weights with 12; or the norms of both are BOUNDED, and a sum is no larger than their product (Cauchy, Schwarz).
 #pragma once
+
+#include <cmath>
 
 #include "common/passes.h"
 #include "common/processor.h"
 #include "common/registers.h"
 #include "products/vector_products.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
 #define PAGEWIRE_FIXED_POINT(name) _mm512_##name
-#define PAGEWIRE_DOT_PAIRS _mm512_dpwssd_epi32
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#elif defined(__AVX2__)
 #define PAGEWIRE_FIXED_POINT(name) _mm256_##name
-#define PAGEWIRE_DOT_PAIRS _mm256_dpwssd_avx_epi32
 #endif
 
 #if defined(PAGEWIRE_FIXED_POINT)
@@ -24,7 +25,9 @@ namespace fixed_point {
 
 using packed::TILE;
 
-constexpr int MAX_BLOCK = 64;                              // inputs that share a scale
+enum Sums { SHORT, BOUNDED };
+constexpr int MAX_BLOCK = 64;                              // inputs that share a scale in SHORT sums
+constexpr int MOST_IN_BLOCK = 1024;                        // and in BOUNDED ones
 constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
 constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
 constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
@@ -33,6 +36,8 @@ constexpr int64_t PART_TOKENS = 512;                       // with inputs in fix
 constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
 // A weight that is the sum of several rounded numbers can be larger by one.
 static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);
+using packed::LARGEST_NORM;  // rounding adds at most half of sqrt(MOST_IN_BLOCK)
+static_assert((46300LL + 16) * (46300 + 16) < 1LL << 31 && MOST_IN_BLOCK == 1024);
 
 typedef decltype(PAGEWIRE_FIXED_POINT(set1_epi32)(0)) Integers;
 typedef int16_t i16_register __attribute__((vector_size(sizeof(Integers))));
@@ -59,6 +64,16 @@ inline i16_register pairs_of(f32_register first, f32_register second) {
     return (i16_register)(((u32_register)integer_bits(first) & 0xffffu) | (u32_register)integer_bits(second) << 16);
 }
 
+inline i32_register add_products(i32_register sum, i32_register w, Integers x) {
+#if defined(__AVX512VNNI__)
+    return (i32_register)_mm512_dpwssd_epi32((Integers)sum, (Integers)w, x);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return (i32_register)_mm256_dpwssd_avx_epi32((Integers)sum, (Integers)w, x);
+#else
+    return sum + (i32_register)PAGEWIRE_FIXED_POINT(madd_epi16)((Integers)w, x);
+#endif
+}
+
 // numbers * factor / 2^15, rounded
 inline i16_register scaled(i16_register numbers, i16_register factor) {
     return (i16_register)PAGEWIRE_FIXED_POINT(mulhrs_epi16)((Integers)numbers, (Integers)factor);
@@ -70,8 +85,8 @@ class Inputs {
    public:
     static constexpr int PAIRS = LANES / 2;
 
-    Inputs(int64_t tokens, int64_t in, int block)
-        : passes(tokens, MAX_TOKENS), in(in), blocks((in + block - 1) / block), block(block) {
+    Inputs(Sums sums, int64_t tokens, int64_t in, int block, int most_tokens)
+        : passes(tokens, most_tokens), in(in), blocks((in + block - 1) / block), block(block), sums_(sums) {
         static thread_local std::vector<uint32_t> pair_memory;
         static thread_local std::vector<float> scale_memory;
         pair_memory.resize(tokens * in / 2);
@@ -107,68 +122,79 @@ class Inputs {
         f32_register poison = {};  // becomes NaN where an input is, or is infinite: they must show in the result
         for (int64_t index = 0; index < blocks; index++) {
             const int vectors = vectors_of(index);
-            float x[MAX_BLOCK];
+            alignas(64) float x[MOST_IN_BLOCK];
             for (int v = 0; v < vectors; v++) store(x + v * LANES, next());
-            f32_register largest = {};
+            f32_register largest = {}, squares = {};
             for (int i = 0; i < vectors * LANES; i += REGISTER_LANES) {
                 const f32_register numbers = load_register(x + i);
                 largest = max(largest, magnitude(numbers));
+                squares += numbers * numbers;
                 poison += numbers * 0.0f;
             }
-            const float peak = max(largest), factor = peak > SMALLEST_PEAK ? LARGEST_INPUT / peak : 0.0f;
+            const float unit = unit_of(max(largest), sum(squares)), factor = unit > 0.0f ? 1.0f / unit : 0.0f;
             for (int v = 0; v < vectors; v++, pairs += count * PAIRS)
                 for (int lane = 0; lane < LANES; lane += REGISTER_LANES)
                     store_halves((char*)pairs + lane * sizeof(int16_t),
                                  integer_bits(load_register(x + v * LANES + lane) * factor));
-            scales[index] = peak / LARGEST_INPUT;
+            scales[index] = unit;
         }
         scales[0] += sum(poison);
     }
 
+    // What an integer of a block stands for
+    float unit_of(float peak, float squares) const {
+        if (!(peak > SMALLEST_PEAK)) return 0.0f;
+        if (sums_ == SHORT) return peak / LARGEST_INPUT;
+        const bool has_squares = peak > 1e-18f && peak < 1e17f;  // beyond, their sum may be no float
+        const float norm = has_squares ? std::sqrt(squares) : peak * std::sqrt((float)block);
+        return std::max(peak / INT16_MAX, norm / LARGEST_NORM);
+    }
+
+    const Sums sums_;
     uint32_t* pairs_;
     float* scales_;  // [tokens, blocks]
 };
 
-// Weights of GROUP tiles over some blocks.
-struct Stage {
-    uint32_t* pairs;  // [GROUP, blocks * rows, TILE]: a row has the integers of a pair of inputs for each output
-    float* scales;    // [GROUP, blocks, TILE]
-    int64_t blocks, rows;
-
-    uint32_t* pairs_at(int n, int64_t block) const { return pairs + (n * blocks + block) * rows * TILE; }
-    float* scales_at(int n, int64_t block) const { return scales + (n * blocks + block) * TILE; }
+// Weights of GROUP tiles over some blocks, which follow each other.
+template <int GROUP>
+struct Weights {
+    const uint32_t* pairs[GROUP];  // [blocks * rows, TILE]: a row has the integers of a pair of inputs for each output
+    const float* scales[GROUP];    // [blocks, TILE]
+    int64_t blocks;
 };
 
-// sums [TOKENS, GROUP] += products of a pass of tokens, from block `begin` on
-template <int TOKENS>
-void multiply(const Inputs& x, int64_t token, int64_t begin, const Stage& w, f32x16* sums) {
+// sums [TOKENS, GROUP] += products of a pass of tokens, from block `begin` on. FROM_MEMORY: weights are fetched ahead.
+template <bool FROM_MEMORY, int TOKENS, int GROUP>
+void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP>& w, f32x16* sums) {
     constexpr int PAIRS = Inputs::PAIRS;
     const uint32_t* tiles[GROUP];
-    for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs_at(n, 0);
+    for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs[n];
     const uint32_t* pairs = x.pairs(token, begin);
     for (int64_t block = 0; block < w.blocks; block++) {
         i32_register acc[TOKENS][GROUP * REGISTERS] = {};
         for (int v = x.vectors_of(begin + block); v > 0; v--, pairs += TOKENS * PAIRS)
             for (int row = 0; row < PAIRS; row++) {
                 i32_register weights[GROUP * REGISTERS];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int n = 0; n < GROUP * REGISTERS; n++)
                     weights[n] = load_raw<i32_register>(tiles[n / REGISTERS] + n % REGISTERS * REGISTER_LANES);
-#pragma GCC unroll 2
-                for (int n = 0; n < GROUP; n++) tiles[n] += TILE;
+#pragma GCC unroll 4
+                for (int n = 0; n < GROUP; n++) {
+                    if (FROM_MEMORY) __builtin_prefetch((const char*)tiles[n] + packed::PREFETCH);
+                    tiles[n] += TILE;
+                }
 #pragma GCC unroll 12
                 for (int t = 0; t < TOKENS; t++) {
                     const Integers input = PAGEWIRE_FIXED_POINT(set1_epi32)((int)pairs[t * PAIRS + row]);
-#pragma GCC unroll 2
-                    for (int n = 0; n < GROUP * REGISTERS; n++)
-                        acc[t][n] = (i32_register)PAGEWIRE_DOT_PAIRS((Integers)acc[t][n], (Integers)weights[n], input);
+#pragma GCC unroll 4
+                    for (int n = 0; n < GROUP * REGISTERS; n++) acc[t][n] = add_products(acc[t][n], weights[n], input);
                 }
             }
         const float* const scales = x.scales(token) + begin + block;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int n = 0; n < GROUP * REGISTERS; n++) {
             const int lane = n % REGISTERS * REGISTER_LANES;
-            const f32_register scale = load_register(w.scales_at(n / REGISTERS, block) + lane);
+            const f32_register scale = load_register(w.scales[n / REGISTERS] + block * TILE + lane);
 #pragma GCC unroll 12
             for (int t = 0; t < TOKENS; t++) {
                 f32_register* const sum = (f32_register*)(sums + t * GROUP) + n;
@@ -178,15 +204,18 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Stage& w, f32
     }
 }
 
-using Multiply = void (*)(const Inputs&, int64_t, int64_t, const Stage&, f32x16*);
+template <int GROUP>
+using Multiply = void (*)(const Inputs&, int64_t, int64_t, const Weights<GROUP>&, f32x16*);
 
-template <int... COUNTS>
-Multiply multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
-    static constexpr Multiply products[] = {multiply<COUNTS + 1>...};
+template <bool FROM_MEMORY, int GROUP, int... COUNTS>
+Multiply<GROUP> multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
+    static constexpr Multiply<GROUP> products[] = {multiply<FROM_MEMORY, COUNTS + 1, GROUP>...};
     return products[tokens - 1];
 }
-inline Multiply multiply_of(int64_t tokens) {
-    return multiply_of(tokens, std::make_integer_sequence<int, MAX_TOKENS>{});
+template <bool FROM_MEMORY, int GROUP>
+Multiply<GROUP> multiply_of(int64_t tokens) {
+    return multiply_of<FROM_MEMORY, GROUP>(tokens,
+                                           std::make_integer_sequence<int, packed::tokens_with(GROUP)>{});
 }
 
 // Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into
@@ -203,19 +232,24 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
         static thread_local std::vector<f32x16> sum_memory;
         scale_memory.resize(GROUP * stage_blocks * TILE);
         uint32_t* const pairs = aligned_memory(pair_memory, GROUP * stage_blocks * rows * TILE);
+        const auto pairs_at = [&](int n, int64_t b) { return pairs + (n * stage_blocks + b) * rows * TILE; };
+        const auto scales_at = [&](int n, int64_t b) { return scale_memory.data() + (n * stage_blocks + b) * TILE; };
         std::vector<decltype(make())> weights;
         for (int n = 0; n < GROUP; n++) weights.push_back(make());
         for (int64_t tile = begin; tile < end; tile += GROUP) {
             sum_memory.assign((tokens_end - first) * GROUP, f32x16{});
             for (int n = 0; n < GROUP; n++) weights[n].start(std::min(tile + n, tiles - 1));
             for (int64_t block = 0; block < x.blocks; block += stage_blocks) {
-                const Stage stage = {pairs, scale_memory.data(), std::min(stage_blocks, x.blocks - block), rows};
-                for (int n = 0; n < GROUP; n++)
+                Weights<GROUP> stage = {{}, {}, std::min(stage_blocks, x.blocks - block)};
+                for (int n = 0; n < GROUP; n++) {
+                    stage.pairs[n] = pairs_at(n, 0);
+                    stage.scales[n] = scales_at(n, 0);
                     for (int64_t b = 0; b < stage.blocks; b++)
-                        weights[n].block(block + b, stage.pairs_at(n, b), stage.scales_at(n, b));
+                        weights[n].block(block + b, pairs_at(n, b), scales_at(n, b));
+                }
                 for (int64_t token = first; token < tokens_end; token += x.passes.per_pass)
-                    multiply_of(x.passes.count(token))(x, token, block, stage,
-                                                       sum_memory.data() + (token - first) * GROUP);
+                    multiply_of<false, GROUP>(x.passes.count(token))(x, token, block, stage,
+                                                                     sum_memory.data() + (token - first) * GROUP);
             }
             const f32x16* sums = sum_memory.data();
             for (int64_t token = first; token < tokens_end; token++, sums += GROUP)
@@ -232,7 +266,7 @@ template <class Walk, class Make, class Write>
 void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make,
             Write&& write) {
     for (int64_t first = 0; first < tokens; first += PART_TOKENS) {
-        Inputs inputs(std::min(PART_TOKENS, tokens - first), in, block);
+        Inputs inputs(SHORT, std::min(PART_TOKENS, tokens - first), in, block, MAX_TOKENS);
         inputs.quantize(threads, [&](int64_t token) { return walk(first + token); });
         multiply_inputs(inputs, first, tiles, threads, make, write);
     }

@@ -1,8 +1,8 @@
-// y = x w^T + bias with packed bf16 weights, and rows of them.
+// y = x w^T + bias with packed weights, and rows of them.
 
 #include "common/amx.h"
+#include "common/processor.h"
 #include "common/replay.h"
-#include "products/fixed_point.h"
 #include "products/vector_products.h"
 
 namespace packed {
@@ -10,7 +10,6 @@ namespace {
 
 constexpr int64_t DEPTH = 64;               // units with weights that stay in the L2 cache while many tokens pass
 constexpr int64_t MIN_MATRIX_TOKENS = 4;    // below, vectors are as fast as memory, and the matrix unit is not
-constexpr int64_t FIXED_POINT_TOKENS = REGISTERS == 1 ? 24 : 12;  // from which on it is faster
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
 constexpr int64_t WIDENED_TOKENS = 512;     // with inputs as floats at a time
 constexpr int64_t GATED_TOKENS = 128;       // with sums that become gates afterwards
@@ -48,38 +47,6 @@ void linear_vectors(const Problem& p, const typename M::X* x, int64_t stride, in
     });
 }
 
-#if defined(PAGEWIRE_FIXED_POINT)
-class DenseWeights {
-   public:
-    explicit DenseWeights(const Problem& p) : p_(p) {}
-
-    void start(int64_t tile) { tile_ = p_.tile_in_turn(tile); }
-    void block(int64_t index, uint32_t* pairs, float* scales) const {
-        constexpr int64_t BLOCK_ROWS = fixed_point::MAX_BLOCK / 2;
-        const int64_t row = index * BLOCK_ROWS, rows = std::min(BLOCK_ROWS, p_.units() * ROWS - row);
-        const uint32_t* const weights = tile_ + row * TILE;
-        for (int64_t i = 0; i < rows; i++) __builtin_prefetch((const char*)(weights + i * TILE) + PREFETCH);
-        fixed_point::to_fixed_point(weights, (int)rows, pairs, scales);
-    }
-
-   private:
-    const Problem& p_;
-    const uint32_t* tile_ = nullptr;
-};
-
-template <class T>
-void linear_fixed_point(const Problem& p, const T* x, int threads) {
-    const auto walk = [&](int64_t token) {
-        return [inputs = x + token * p.stride]() mutable { return load((inputs += LANES) - LANES); };
-    };
-    fixed_point::linear(p.tokens, p.stride, fixed_point::MAX_BLOCK, p.tiles(), threads, walk,
-                        [&] { return DenseWeights(p); },
-                        [&](int64_t token, int64_t tile, int64_t end, const f32x16* sums) {
-                            p.write_tiles(token, tile, end, sums);
-                        });
-}
-#endif
-
 // The inputs of all tokens as floats
 const float* widened(const Problem& p, int threads) {
     static thread_local std::vector<float> memory;
@@ -93,10 +60,6 @@ const float* widened(const Problem& p, int threads) {
 }
 
 void linear_vectors(const Problem& p, int threads) {
-#if defined(PAGEWIRE_FIXED_POINT)
-    if (in_fixed_point(p.tokens, FIXED_POINT_TOKENS))
-        return p.x ? linear_fixed_point(p, p.x, threads) : linear_fixed_point(p, p.floats, threads);
-#endif
 #if defined(__AVX512BF16__)
     if (!floats_beat_bf16_pairs()) return linear_vectors<Pairs>(p, (const uint32_t*)p.x, p.stride / 2, threads);
 #endif
@@ -146,13 +109,14 @@ bool multiplies_bf16(int64_t tokens) {
     return !floats_beat_bf16_pairs();
 }
 
-Problem problem_of(int x_dtype, const void* x, const void* weight, const void* bias, void* result, int64_t tokens,
-                   int64_t in, int64_t out, bool wide, int threads) {
+Problem problem_of(int x_dtype, bool is_fixed, int result_dtype, const void* x, const void* weight, const void* bias,
+                   void* result, int64_t tokens, int64_t in, int64_t out, int threads) {
     const int64_t stride = (in + UNIT - 1) / UNIT * UNIT;
-    Problem p = {nullptr, (const uint32_t*)weight, bias, result, tokens, in, out, stride, wide};
+    Problem p = {nullptr, (const uint32_t*)weight, bias, result, tokens, in, out, stride, result_dtype == FLOAT32};
+    p.is_fixed = is_fixed;
     if (x_dtype == BFLOAT16) {
         p.x = padded((const bf16*)x, tokens, in, stride, threads);
-    } else if (multiplies_bf16(tokens)) {
+    } else if (!is_fixed && multiplies_bf16(tokens)) {
         p.x = converted<bf16>((const float*)x, tokens, in, stride, threads);
     } else {
         p.floats = padded((const float*)x, tokens, in, stride, threads);
@@ -162,17 +126,16 @@ Problem problem_of(int x_dtype, const void* x, const void* weight, const void* b
 
 void linear(const Problem& p, int threads) {
     if (p.tokens * p.in * p.out < SERIAL_WORK) threads = 1;
+    if (p.is_fixed) return linear_fixed_point(p, threads);
     if (!enough_for_matrix(p.tokens) || !linear_amx(p, threads)) linear_vectors(p, threads);
 }
 
 // Whether a gate and what it multiplies can be summed side by side: each half has whole tiles, and the vectors that
 // multiply take two tiles at once.
 bool gates_in_products(const Problem& p) {
+    if (p.is_fixed) return gates_in_fixed_point(p);
 #if defined(PAGEWIRE_AMX)
     if (amx::permitted() && enough_for_matrix(p.tokens)) return p.out / 2 % TILE == 0;
-#endif
-#if defined(PAGEWIRE_FIXED_POINT)
-    if (in_fixed_point(p.tokens, FIXED_POINT_TOKENS)) return fixed_point::GROUP % 2 == 0 && p.out / 2 % TILE == 0;
 #endif
     return MAX_GROUP > 1 && p.out / 2 % TILE == 0;
 }
@@ -235,33 +198,33 @@ extern "C" void pagewire_rounds_inputs(int quantized, int* result) {
 #endif
 }
 
-// Whether products of so many tokens are in fixed point if that is faster from `least` on; for tests
+// Whether products of so many tokens with quantized weights are in fixed point if that is faster from `least` on; for
+// tests
 extern "C" void pagewire_in_fixed_point(int64_t tokens, int64_t least, int* result) {
-    *result = false;
-#if defined(PAGEWIRE_FIXED_POINT)
     *result = in_fixed_point(tokens, least);
-#endif
 #if defined(PAGEWIRE_AMX)
     if (amx::permitted()) *result = false;
 #endif
 }
 
-// x [tokens, in], weight packed, result [tokens, out] and bias [out] (or null) of `result_dtype`; fp32 or bf16
-extern "C" void pagewire_packed_linear(int x_dtype, int result_dtype, const void* x, const void* weight,
+// x [tokens, in], weight packed, in bf16 or in fixed point, result [tokens, out] and bias [out] (or null) of
+// `result_dtype`; fp32 or bf16
+extern "C" void pagewire_packed_linear(int x_dtype, int is_fixed, int result_dtype, const void* x, const void* weight,
                                        const void* bias, void* result, int64_t tokens, int64_t in, int64_t out,
                                        int threads) {
     using namespace packed;
     if (tokens == 0) return;
-    linear(problem_of(x_dtype, x, weight, bias, result, tokens, in, out, result_dtype == FLOAT32, threads), threads);
+    linear(problem_of(x_dtype, is_fixed, result_dtype, x, weight, bias, result, tokens, in, out, threads), threads);
 }
 
 // The same with silu(gates) * ups of the sums, gates first: bias fp32 [out] or null, result [tokens, out / 2]
-extern "C" void pagewire_packed_gated_linear(int x_dtype, int result_dtype, const void* x, const void* weight,
-                                             const void* bias, void* result, int64_t tokens, int64_t in, int64_t out,
-                                             int threads) {
+extern "C" void pagewire_packed_gated_linear(int x_dtype, int is_fixed, int result_dtype, const void* x,
+                                             const void* weight, const void* bias, void* result, int64_t tokens,
+                                             int64_t in, int64_t out, int threads) {
     using namespace packed;
     if (tokens == 0) return;
-    Problem problem = problem_of(x_dtype, x, weight, bias, result, tokens, in, out, result_dtype == FLOAT32, threads);
+    Problem problem =
+        problem_of(x_dtype, is_fixed, result_dtype, x, weight, bias, result, tokens, in, out, threads);
     if (gates_in_products(problem)) {
         problem.gated = true;
         linear(problem, threads);
@@ -271,11 +234,12 @@ extern "C" void pagewire_packed_gated_linear(int x_dtype, int result_dtype, cons
 }
 
 // Rows `ids` [count] of a packed weight: result bf16 [count, in]
-extern "C" void pagewire_packed_embedding(const int64_t* ids, int64_t count, const void* weight, void* result,
-                                          int64_t in, int threads) {
+extern "C" void pagewire_packed_embedding(const int64_t* ids, int64_t count, const void* weight, int is_fixed,
+                                          void* result, int64_t in, int threads) {
     using namespace packed;
     const int64_t pairs = (in + 1) / 2, tile_pairs = (in + UNIT - 1) / UNIT * UNIT_PAIRS;
     parallel::for_each(count * in < SERIAL_WORK ? 1 : threads, count, [&](int64_t i) {
+        if (is_fixed) return fixed_row((const uint32_t*)weight, ids[i], in, (bf16*)result + i * in);
         const uint32_t* const tile = (const uint32_t*)weight + ids[i] / TILE * tile_pairs + ids[i] % TILE;
         bf16* const row = (bf16*)result + i * in;
         for (int64_t k = 0; k < pairs; k++)

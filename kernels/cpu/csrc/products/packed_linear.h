@@ -1,8 +1,10 @@
-// Dense bf16 weights in the layout of `packed_layout.py`, and what all products with them read.
+// Dense weights in the layouts of `packed_layout.py`, and what all products with them read.
 //
 // Outputs come in tiles of 16. A tile's weights follow each other along the inputs in units of 32 inputs: 16 rows of a
 // pair of inputs for each of the 16 outputs. A unit is what the matrix unit multiplies with at once, a row what
-// AVX512-BF16 does. Inputs and outputs that are missing from the last unit and the last tile are zeros.
+// AVX512-BF16 or VNNI does. Inputs and outputs that are missing from the last unit and the last tile are zeros.
+// Numbers are bf16; or integers of 16 bits (fixed_point.h), before which each tile has their units, fp32, of each block
+// of inputs and each output.
 #pragma once
 
 #include <algorithm>
@@ -17,21 +19,35 @@ constexpr int TILE = LANES;             // outputs
 constexpr int UNIT = 32;                // inputs
 constexpr int ROWS = UNIT / 2;          // of a unit
 constexpr int UNIT_PAIRS = ROWS * TILE;
+constexpr int MOST_BLOCK_UNITS = 32;    // of integers that share a unit
+
+// Blocks of about as many units each
+struct Blocks {
+    int64_t units, per_block, number;
+
+    explicit Blocks(int64_t in) : units((in + UNIT - 1) / UNIT) {
+        const int64_t least = std::max<int64_t>(1, (units + MOST_BLOCK_UNITS - 1) / MOST_BLOCK_UNITS);
+        per_block = std::max<int64_t>(1, (units + least - 1) / least);
+        number = (units + per_block - 1) / per_block;
+    }
+    int64_t tile_pairs() const { return number * TILE + units * UNIT_PAIRS; }
+};
 
 struct Problem {
     const bf16* x;           // [tokens, stride]; null: inputs are floats
-    const uint32_t* weight;  // [tiles, units, ROWS, TILE] pairs
+    const uint32_t* weight;  // [tiles, units, ROWS, TILE] pairs, if `is_fixed` after [number of blocks, TILE] floats
     const void* bias;        // [out], of the result's type, or null
     void* result;            // [tokens, out], fp32 if `wide`, else bf16
     int64_t tokens, in, out;
     int64_t stride;          // of x: all units of a token can be read
     bool wide;
     const float* floats = nullptr;  // [tokens, stride], where x is null
+    bool is_fixed = false;
     bool gated = false;      // result [tokens, out / 2], bias fp32: silu of the first half times the second
 
     int64_t units() const { return (in + UNIT - 1) / UNIT; }
     int64_t tiles() const { return (out + TILE - 1) / TILE; }
-    int64_t tile_pairs() const { return units() * UNIT_PAIRS; }
+    int64_t tile_pairs() const { return is_fixed ? Blocks(in).tile_pairs() : units() * UNIT_PAIRS; }
     const uint32_t* tile(int64_t index) const { return weight + index * tile_pairs(); }
     // The tile that is multiplied as the index-th: of gated ones each gate comes before what it multiplies.
     const uint32_t* tile_in_turn(int64_t index) const {
@@ -117,5 +133,14 @@ struct Pieces {
 
 // With the matrix unit. False: there is none, nothing was done.
 bool linear_amx(const Problem& problem, int threads);
+
+constexpr float LARGEST_NORM = 46300.0f;  // of a block's integers before they are rounded (fixed_point.h)
+
+// With weights in fixed point
+void linear_fixed_point(const Problem& problem, int threads);
+// Whether gates can be summed side by side with what they multiply
+bool gates_in_fixed_point(const Problem& problem);
+// The row `id` of a weight of `in` inputs
+void fixed_row(const uint32_t* weight, int64_t id, int64_t in, bf16* row);
 
 }  // namespace packed

@@ -33,7 +33,7 @@ from pagewire.services.executor.layers.weights import Dense, PackedDense
 from pagewire.services.executor.loading.weights import tensor_file
 from pagewire.services.executor.loading.weights.identity import code_digest, model_key
 from pagewire.services.executor.loading.weights.jobs import Job, run_jobs
-from pagewire.services.executor.loading.weights.pack_dense import packs_dense
+from pagewire.services.executor.loading.weights.pack_dense import dense_layout
 from pagewire.services.executor.loading.weights.staging import Staging, cuda_staging
 from pagewire.services.executor.loading.weights.tensor_file import TensorFileError, as_bytes
 from pagewire.services.executor.models.protocol import OwnModel
@@ -77,7 +77,7 @@ class WeightsCache:
             "layout": "cpu" if on_cpu else "cuda",
             "dtype": str(dtype),
             "dequantize": dequantize,
-            "packs_dense": packs_dense(dtype, device),
+            "dense": dense_layout(dtype, device),
         }
         if tensor.size > 1:
             choices["rank"] = [tensor.rank, tensor.size]

@@ -18,8 +18,17 @@ def packs_dense(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype is torch.bfloat16 and device.type == "cpu" and is_x86 and cpu_backend() == "cpp"
 
 
+def dense_layout(dtype: torch.dtype, device: torch.device) -> str:
+    """Returns a name of the layout that dense weights have on this processor."""
+    if not packs_dense(dtype, device):
+        return "rows"
+    from pagewire.kernels.cpu.products.packed_linear import packs_fixed_point
+
+    return "fixed point" if packs_fixed_point() else "bfloat16"
+
+
 def pack_dense(model: OwnModel) -> None:
-    """Packs dense weights that are multiplied with: in place, or, if they must be padded, one by one."""
+    """Packs dense weights that are multiplied with: in place, or, if that is impossible, one by one."""
     for module in model.modules():
         if module.multiplies:  # otherwise rows are looked up, which is faster where they are contiguous
             module.install([_packed(part) for part in module.parts])
@@ -27,8 +36,8 @@ def pack_dense(model: OwnModel) -> None:
 
 def _packed(part: PackedWeight) -> PackedWeight:
     """Packs the weight unless it is packed already, or its dtype differs from the model's."""
-    from pagewire.kernels.cpu.products.packed_linear import pack
+    from pagewire.kernels.cpu.products.packed_linear import pack, packs_fixed_point
 
     if isinstance(part, Dense) and part.tensor.dtype is torch.bfloat16:
-        return PackedDense(part.shape, pack(part.tensor))
+        return PackedDense(part.shape, pack(part.tensor, fixed_point=packs_fixed_point()))
     return part

@@ -22,8 +22,8 @@ from tests.sweep import examples
 
 TEXT = Path(__file__).parents[4] / "quantize" / "model" / "evaluation.txt"
 WINDOW = 256
-LENGTHS = (1, 19, 40)  # of requests; more than 12 and 24 tokens are computed otherwise if that is faster
-# Bounds of mean and 99th percentile. Processors that multiply bf16 have products' inputs rounded to it.
+LENGTHS = (1, 19, 40)  # of requests; many tokens are computed otherwise if that is faster
+# Bounds of mean and 99th percentile. A matrix unit multiplies bf16, to which products' inputs are rounded.
 DENSE = (0.014, 0.08) if rounds_inputs(quantized=False) else (0.010, 0.05)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.cpu.products import packed_linear
 from pagewire.services.executor.layers.weights import Dense, PackedDense, PackedGrouped
 from pagewire.services.executor.loading import load_own
@@ -22,6 +23,13 @@ from tests.services.executor.loading.weights.test_gguf_quantized import LINEAR, 
 from tests.services.executor.models.test_models import CPU, save_tiny
 
 TOKENS = [1, 5, 9, 3, 60, 2]
+
+
+@pytest.fixture(params=[False, True], ids=["bf16", "fixed point"])
+def fixed_point(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Packs dense weights as on processors of either kind."""
+    monkeypatch.setattr(packed_linear, "packs_fixed_point", lambda: request.param)
+    return bool(request.param)
 
 
 def load(path: Path, dtype: str = "bfloat16", **options: object) -> DecoderModel:
@@ -56,7 +64,9 @@ def kinds(model: DecoderModel) -> list[type]:
 
 @pytest.mark.parametrize("arch", ["Llama", "Qwen2", "Qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_packed_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, tied: bool) -> None:
+def test_a_packed_model_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed_point: bool, arch: str, tied: bool
+) -> None:
     save_tiny(tmp_path, arch, tie_word_embeddings=tied)
     plain, model = unpacked(monkeypatch, tmp_path), load(tmp_path)
     assert set(kinds(plain)) == {Dense}
@@ -65,7 +75,10 @@ def test_a_packed_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(others) == {PackedDense}
     expected, actual = dense_tensors(plain), dense_tensors(model)
     assert expected.keys() == actual.keys()
-    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
+    for name, tensor in expected.items():
+        is_rounded = fixed_point and tensor.dim() == 2 and (tied or "embed" not in name)
+        packed = packed_layout.pack(tensor, fixed_point=True) if is_rounded else None
+        assert torch.equal(actual[name], tensor if packed is None else packed_layout.unpack(packed, *tensor.shape))
     assert model.weight_bytes == plain.weight_bytes + padding_bytes(model)
     assert_exact(tmp_path, model)
 
@@ -98,20 +111,21 @@ def test_only_cpus_pack() -> None:
     assert not packs_dense(torch.bfloat16, torch.device("meta"))
 
 
-def test_one_module_at_most_is_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module is there twice only if it has to be padded: the others are packed in place."""
+def test_one_module_at_most_is_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed_point: bool) -> None:
+    """A module is there twice only if it has to be padded, or is put into fixed point: others are packed in place."""
     save_tiny(tmp_path, "Llama", hidden_size=64, num_attention_heads=4)
     model = unpacked(monkeypatch, tmp_path)
     before = [part.tensor for module in model.modules() for part in module.parts if isinstance(part, Dense)][1:]
     padded = [tensor.shape[0] % 16 > 0 or tensor.shape[1] % 32 > 0 for tensor in before]
     assert set(padded) == {True, False}
+    copies = [True] * len(padded) if fixed_point else padded
     addresses = [tensor.data_ptr() for tensor in before]
-    copied = [weakref.ref(tensor) for tensor, pads in zip(before, padded, strict=True) if pads]
+    copied = [weakref.ref(tensor) for tensor, is_copied in zip(before, copies, strict=True) if is_copied]
     del before
     alive, pack = [], packed_linear.pack
 
-    def noted(weight: Tensor) -> Tensor:
-        packed = pack(weight)
+    def noted(weight: Tensor, *, fixed_point: bool) -> Tensor:
+        packed = pack(weight, fixed_point=fixed_point)
         if packed.data_ptr() != weight.data_ptr():
             alive.append(sum(tensor() is not None for tensor in copied))
         return packed
@@ -120,6 +134,7 @@ def test_one_module_at_most_is_there_twice(tmp_path: Path, monkeypatch: pytest.M
     pack_dense(model)
     assert alive == list(range(len(copied), 0, -1))
     assert not any(tensor() is not None for tensor in copied)
-    packed = [part.tensor for module in model.modules() for part in module.parts if isinstance(part, PackedDense)]
-    moved = [tensor.data_ptr() != address for tensor, address in zip(packed, addresses, strict=True)]
-    assert moved == padded
+    if not fixed_point:
+        packed = [part.tensor for module in model.modules() for part in module.parts if isinstance(part, PackedDense)]
+        moved = [tensor.data_ptr() != address for tensor, address in zip(packed, addresses, strict=True)]
+        assert moved == padded
