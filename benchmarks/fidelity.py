@@ -1,18 +1,22 @@
 """Measures how far a model's numbers are from its weights': `python -m benchmarks.fidelity MODEL --text FILE`.
 
 The truth is transformers in fp32 on the same weights. Of each token of the text, the log probability is compared:
-mean and 99th percentile of the absolute difference, and how often the most likely token is the same. Every step of the
-comparison is one of ours in process, "prefill" (a window in one step) and "decode" (--rows windows token by token); and
-with --url NAME=URL a server with vLLM's `prompt_logprobs`, with --llamacpp FILE llama.cpp by llama-cpp-python.
+mean and 99th percentile of the absolute difference, and how often the most likely token is the same.
+
+Pagewire computes the model in process, as stored and dense: in "prefill" a window in one step, in "decode" --rows
+windows token by token. Others are compared with the truth on their own weights: with --server, a server that has vLLM's
+`prompt_logprobs`; with --llamacpp, llama.cpp, of the package llama-cpp-python, a window in one call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import urllib.error
 import urllib.request
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +26,8 @@ from benchmarks.perplexity import text_windows, window_scores
 from pagewire.files.models import resolve_model
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.models.protocol import Model
+
+ANSWER_TIMEOUT_S = 300
 
 
 class Scores(NamedTuple):
@@ -46,27 +52,37 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=3072, help="of the text, at most")
     parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--rows", type=int, default=4, help="windows decoded side by side")
+    parser.add_argument("--rows", type=int, default=4, help="windows decoded side by side; 0: none is decoded")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="server; repeatable")
+    parser.add_argument(
+        "--server",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("NAME", "URL", "WEIGHTS"),
+        help="a server with the same vocabulary and the checkpoint that it serves; repeatable",
+    )
     parser.add_argument("--llamacpp", action="append", default=[], metavar="FILE", help="GGUF file; repeatable")
     args = parser.parse_args()
     path = resolve_model(args.model)
     windows = text_windows(str(path), args.text, args.tokens, args.window)
-    stored, dense = (reference(path, windows, rounded) for rounded in (False, True))
-    print(f"{'':40} {'mean':>8} {'p99':>8} {'top-1':>8}", flush=True)
+    truth_of = cache(partial(reference, windows=windows))
+    stored, dense = truth_of(path), reference(path, windows, rounded=True)
+    print(f"{windows.numel():,} tokens {'':27} {'mean':>8} {'p99':>8} {'top-1':>8}", flush=True)
     for quantization, truth in ((None, stored), ("none", dense)):
         model = load(path, args.dtype, args.window, quantization)
         label = "as stored" if quantization is None else f"dense {args.dtype}"
-        for way, rows, step in (("prefill", 1, args.window), ("decode", args.rows, 1)):
-            print(f"{label + ', ' + way:40} {distance(scores(model, windows, rows, step), truth)}", flush=True)
-    for peer in args.url:
-        name, _, url = peer.partition("=")
-        print(f"{name:40} {distance(served(url, windows), dense)}", flush=True)
+        report(f"{label}, prefill", scores(model, windows, 1, args.window), truth)
+        if args.rows:
+            report(f"{label}, decode", scores(model, windows, args.rows, 1), truth)
+    for name, url, weights in args.server:
+        report(name, served(url, windows), truth_of(resolve_model(weights)))
     for file in args.llamacpp:
-        print(
-            f"{'llama.cpp, ' + Path(file).name[:28]:40} {distance(llama_cpp_scores(file, windows), stored)}", flush=True
-        )
+        report(f"llama.cpp, {Path(file).name}", llama_cpp_scores(file, windows), truth_of(resolve_model(file)))
+
+
+def report(name: str, found: Scores, truth: Scores) -> None:
+    print(f"{name[:40]:40} {distance(found, truth)}", flush=True)
 
 
 def load(path: Path, dtype: str, max_model_len: int, quantization: str | None) -> Model:
@@ -92,7 +108,7 @@ def _of_step(log_probs: Tensor, windows: Tensor, start: int) -> tuple[Tensor, Te
 
 
 @torch.inference_mode()
-def reference(path: Path, windows: Tensor, rounded: bool) -> Scores:
+def reference(path: Path, windows: Tensor, *, rounded: bool = False) -> Scores:
     """Computes windows by transformers in fp32. rounded: with matrices rounded to bf16, as a dense model has them."""
     from transformers import AutoModelForCausalLM
 
@@ -115,16 +131,31 @@ def distance(found: Scores, truth: Scores) -> Distance:
 
 def served(url: str, windows: Tensor) -> Scores:
     """Asks a server for the log probabilities of prompts, as vLLM gives them."""
+    model = _answer(f"{url}/v1/models")["data"][0]["id"]
     log_probs, best = [], []
     for window in windows.tolist():
-        body = {"prompt": window, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request) as response:
-            found = json.load(response)["choices"][0]["prompt_logprobs"][1:]
-        log_probs.append([entry[str(token)]["logprob"] for entry, token in zip(found, window[1:], strict=True)])
-        best.append([int(next(token for token, value in entry.items() if value["rank"] == 1)) for entry in found])
+        body = {"model": model, "prompt": window, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+        # Of the most likely token and the text's: values by token id.
+        positions = [
+            {int(token): value["logprob"] for token, value in entry.items()}
+            for entry in _answer(f"{url}/v1/completions", body)["choices"][0]["prompt_logprobs"][1:]
+        ]
+        log_probs.append([values[token] for values, token in zip(positions, window[1:], strict=True)])
+        # Ranks would not do: in vLLM, tokens that share the largest value are all behind rank 1.
+        best.append([max(values, key=values.__getitem__) for values in positions])
     return Scores(torch.tensor(log_probs), torch.tensor(best))
+
+
+def _answer(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"{url}: {error}: {error.read().decode(errors='replace')[:500]}") from None
+    except OSError as error:
+        raise SystemExit(f"{url}: no answer ({error}): is a server running there?") from None
 
 
 def llama_cpp_scores(file: str, windows: Tensor) -> Scores:
