@@ -17,7 +17,7 @@ import psutil
 
 from pagewire import flags
 from pagewire.config import ServeConfig
-from pagewire.stack.launch import available_port
+from pagewire.flags.ports import available_port
 from pagewire.wire import health
 
 START_TIMEOUT_S = 600
@@ -26,8 +26,8 @@ START_TIMEOUT_S = 600
 @contextmanager
 def server(config: ServeConfig, grpc_port: int | None = None) -> Iterator[tuple[psutil.Process, int]]:
     """`pagewire serve` of this configuration, ready, on free ports of this machine; the process and its REST port."""
-    port = available_port("127.0.0.1", 0, "--port")
-    grpc_port = available_port("127.0.0.1", 0, "--port") if grpc_port is None else grpc_port
+    port = available_port("127.0.0.1")
+    grpc_port = available_port("127.0.0.1") if grpc_port is None else grpc_port
     command = [sys.executable, "-P", "-m", "pagewire.cli", "serve"]
     with tempfile.TemporaryDirectory() as data:
         serve = config.part(ServeConfig, host="127.0.0.1", port=port, grpc_port=grpc_port, data_dir=data)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.curves.output import CurveOutput
 from benchmarks.gpu.engine.models import BenchModel
-from pagewire.stack.launch import available_port
+from pagewire.flags.ports import available_port
 from pagewire.tools.bench.config import ServerFlags
 from pagewire.tools.bench.curves import Point
 from pagewire.tools.bench.http import Connection
@@ -86,7 +86,7 @@ def bench_model(name: str) -> BenchModel:
 
 def start_seconds(model: Path, command: str, timeout: float) -> float:
     """Ends the server before it returns, and the process if there is no token."""
-    port = available_port("127.0.0.1", 0, "--port")
+    port = available_port("127.0.0.1")
     argv = shlex.split(command.format(python=sys.executable, model=model, port=port))
     log = model / "serve.log"
     with log.open("wb") as file:

@@ -117,11 +117,11 @@ def _service(name: str, argv: list[str]) -> int:
         description=f"Runs the {name} service. {config_class.__doc__}",
         positional=positional or (),
     )
+    refusals.check(settings)
     if isinstance(settings, config.GatewayConfig) and settings.api_server_count > 1:
         from pagewire.stack import gateways
 
         return gateways.run(settings)
-    refusals.check(settings)
     process.spare_grpc_threads()
     process.raise_descriptor_limit()
     if name == "executor" and isinstance(settings, config.ExecutorConfig):

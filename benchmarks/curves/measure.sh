@@ -12,7 +12,7 @@ out=$(cd "$1" && pwd)
 model=${2:-smollm2-135m-instruct}
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
-port=$("$python" -c 'from pagewire.stack.launch import available_port; print(available_port("127.0.0.1", 0, "--port"))')
+port=$("$python" -c 'from pagewire.flags.ports import available_port; print(available_port("127.0.0.1"))')
 json=$out/curves.json
 sweep=() step=() start=()
 if [ -n "${QUICK:-}" ]; then

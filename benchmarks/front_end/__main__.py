@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from pagewire.stack.launch import available_port
+from pagewire.flags.ports import available_port
 from pagewire.wire import health
 
 NUM_TOKENS = 256
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--vllm", nargs=2, metavar=("PYTHON", "MODEL"), help=peer)
     args = parser.parse_args()
     front_ends = [FrontEnd("Pagewire", pagewire)] + ([vllm(*args.vllm)] if args.vllm else [])
-    port = available_port("127.0.0.1", 0, "--port")
+    port = available_port("127.0.0.1")
     print(f"{'µs per token':<22}" + "".join(f"{f'{n} streams':>13}" for n in NUM_STREAMS))
     for front_end in front_ends:
         with front_end.start(port, 1, STEP_MS) as server:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagewire.config import GatewayConfig
-from pagewire.errors import StartupError
+from pagewire.config.values.gateway import check_fingerprint
 from pagewire.gateway.core.app_state import AppState
 
 
@@ -19,10 +19,7 @@ class AnswerStyle:
     @classmethod
     def of(cls, config: GatewayConfig) -> "AnswerStyle":
         """Raises StartupError."""
-        if (config.fingerprint_mode == "custom") != (config.fingerprint_value is not None):
-            raise StartupError(
-                "--fingerprint-mode custom and --fingerprint-value belong together: give both, or none of them"
-            )
+        check_fingerprint(config)
         return cls(
             config.enable_force_include_usage,
             config.enable_per_request_metrics,

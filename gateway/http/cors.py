@@ -1,20 +1,16 @@
 """Cross-origin requests: which pages of other origins browsers let read the answers (CORS)."""
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.config import GatewayConfig
-from pagewire.config.json_object import texts
-from pagewire.errors import StartupError
+from pagewire.config.values import gateway as values
 
 Headers = list[tuple[bytes, bytes]]
 
 _ANY = "*"
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?")
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 # Pages may read these, and those of the standard.
 _EXPOSED = b"x-request-id, request-id, retry-after, retry-after-ms, x-weights-version"
@@ -33,18 +29,10 @@ class Cors:
     @classmethod
     def of(cls, config: GatewayConfig) -> "Cors | None":
         """Returns None without --allowed-origins. Raises StartupError."""
-        if not (origins := texts(config.allowed_origins)):
+        if not (origins := values.origins(config.allowed_origins)):
             return None
-        for origin in origins:
-            if not _ORIGIN.fullmatch(origin):
-                raise StartupError(
-                    f"--allowed-origins: {origin!r:.200} is not an origin: give scheme, host and port as browsers do"
-                    " (https://example.org, without a path and in lower case), or *"
-                )
-        methods, headers = texts(config.allowed_methods), texts(config.allowed_headers)
-        for flag, names in (("--allowed-methods", methods), ("--allowed-headers", headers)):
-            if wrong := [name for name in names if not _TOKEN.fullmatch(name)]:
-                raise StartupError(f"{flag}: {wrong[0]!r:.200} cannot be a name; give names as in HTTP, or *")
+        methods = values.names("--allowed-methods", config.allowed_methods)
+        headers = values.names("--allowed-headers", config.allowed_headers)
         return cls(origins, methods, [header.lower() for header in headers], config.allow_credentials)
 
     def of_answer(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -4,7 +4,9 @@ import logging
 import os
 from pathlib import Path
 
+from pagewire.config.values.gateway import REDIS, check_generation_store
 from pagewire.errors import StartupError
+from pagewire.files.writing import unwritable
 from pagewire.gateway.store.database import Database
 from pagewire.gateway.store.documents import Bound, Documents
 from pagewire.gateway.store.leases import POLL_S, Jobs
@@ -43,10 +45,7 @@ class Store:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StartupError(
-                f"--data-dir {directory}: cannot be created ({error.strerror or error}): name a directory that the"
-                " gateway may write to"
-            ) from error
+            raise unwritable(f"--data-dir {directory}", error) from error
         self.directory = directory
         self._database = Database(directory / DATABASE)
 
@@ -64,24 +63,14 @@ class Store:
 
 def open_log(choice: str, directory: Path, bounds: Bounds) -> Log:
     """Opens the log of generations that are kept for their clients. choice: --generation-store. Raises StartupError."""
-    if choice.startswith(("redis://", "rediss://", "unix://")):
-        return _redis_log(choice, bounds)
-    if choice not in ("disk", "memory"):
-        raise StartupError(f"--generation-store {choice}: give disk, memory or a URL as redis://HOST:PORT")
+    check_generation_store(choice)
+    if choice.startswith(REDIS):
+        from pagewire.gateway.store.redis_log import RedisLog  # deferred: most gateways have no Redis
+
+        return RedisLog(choice, bounds)
     if old := list(directory.glob("generations.db*")):
         logger.info("%s/generations.db, with generations kept by an earlier version, is removed", directory)
         for path in old:
             path.unlink(missing_ok=True)
     # A separate connection, so that the entries of streams do not wait for documents.
     return SqliteLog(Database(Path(":memory:") if choice == "memory" else directory / DATABASE), "kept", bounds)
-
-
-def _redis_log(url: str, bounds: Bounds) -> Log:
-    try:
-        from pagewire.gateway.store.redis_log import RedisLog
-    except ModuleNotFoundError as error:
-        raise StartupError("--generation-store redis://…: run `pip install 'pagewire[redis]'`") from error
-    try:
-        return RedisLog(url, bounds)
-    except ValueError as error:
-        raise StartupError(f"--generation-store is not a Redis URL: {error}") from error

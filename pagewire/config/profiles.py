@@ -4,9 +4,14 @@ The values were measured on two CPU cores; those for CUDA are not measured yet. 
 service ignores flags that it does not have.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+# Linux, Windows's subsystem for it, and Jetson.
+_DRIVERS = tuple(map(Path, ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1", "/dev/nvmap")))
 
 
 @dataclass(frozen=True)
@@ -21,13 +26,30 @@ class Profile:
 
     def values(self, device: str = "auto") -> dict[str, str]:
         """Returns all values for a device, named as for --device."""
-        cuda = device == "cuda" or (device == "auto" and has_nvidia_driver())
-        return {**self.everywhere, **(self.on_cuda if cuda else self.on_cpu)}
+        return {**self.everywhere, **(self.on_cuda if runs_on_cuda(device) else self.on_cpu)}
+
+
+def runs_on_cuda(device: str) -> bool:
+    """Returns whether a value of --device means CUDA on this machine, as far as it is known without torch."""
+    return device == "cuda" or (device == "auto" and has_nvidia_driver() and not _computes_on_cpu())
 
 
 def has_nvidia_driver() -> bool:
     """Returns whether the machine has NVIDIA's driver. It avoids torch, which takes a second to load."""
-    return Path("/proc/driver/nvidia/version").exists()
+    return any(map(Path.exists, _DRIVERS))
+
+
+def _computes_on_cpu() -> bool:
+    """Returns whether torch sees no GPU in spite of a driver: none is visible, or it is a build for CPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (visible is not None and visible.strip() in ("", "-1")) or "+cpu" in _torch_version()
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
 
 
 _ALL = (

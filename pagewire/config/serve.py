@@ -17,7 +17,12 @@ from pagewire.config.tokenizer import TokenizerConfig
 class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, ExecutorConfig):
     """The whole local stack: the flags of all services, and those of the stack."""
 
-    grpc_port: int = flag(8001, "public gRPC port of the tokenizer, for text", group="network", valid=PORT)
+    grpc_port: int = flag(
+        8001,
+        "public gRPC port of the tokenizer, for text; if it is not set and in use, the next free port",
+        group="network",
+        valid=PORT,
+    )
     scheduler_grpc_port: int | None = flag(
         None,
         "public gRPC port of the scheduler, for token ids (default: not served)",

@@ -27,3 +27,14 @@ def check_writable(path: Path) -> None:
         raise unwritable(path, OSError(errno.EROFS, os.strerror(errno.EROFS if is_read_only else errno.EACCES)))
     if os.statvfs(place).f_bavail == 0:
         raise unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def check_directory(flag: str, path: Path) -> None:
+    """Raises StartupError if `path`, the value of a flag, is no directory that can be written, and cannot become
+    one."""
+    if path.exists() and not path.is_dir():
+        raise unwritable(f"{flag} {path}", NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    try:
+        check_writable(path)
+    except StartupError as error:
+        raise StartupError(f"{flag} {error}") from error

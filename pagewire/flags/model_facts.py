@@ -35,6 +35,7 @@ class ModelFacts:
     architecture: str = ""
     heads: int = 0
     kv_heads: int = 0
+    layers: int = 0
     has_experts: bool = False
     longest: int = 0  # most positions, if no scaling stretches them
     bits: int = 0  # of most weights
@@ -91,6 +92,7 @@ def _of_gguf(path: Path) -> ModelFacts:
         architecture=str(architecture),
         heads=heads,
         kv_heads=kv_heads,
+        layers=layers,
         has_experts=bool(number("expert_count")),
         bits=bits.most_common(1)[0][0] if bits else 0,
         most_bits=0 if 0 in bits else max(*bits, head_bits if head_bits > 8 else 0, 0),
@@ -124,6 +126,7 @@ def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
         architecture=str(next(iter(config.get("architectures") or ()), "the model")),
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
+        layers=text.get("num_hidden_layers") or 0,
         has_experts=any("expert" in key and value for key, value in text.items()),
         bits=_bits_of(quantized, dtype),
         longest=0 if is_stretched else text.get("max_position_embeddings") or 0,

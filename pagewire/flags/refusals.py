@@ -3,19 +3,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pagewire.config import ExecutorConfig, GatewayConfig, ServeConfig, ServiceConfig, TokenizerConfig, model_refusals
-from pagewire.config.image_flags import image_limit, processor_options
+from pagewire.config import (
+    ExecutorConfig,
+    GatewayConfig,
+    ServeConfig,
+    ServiceConfig,
+    TokenizerConfig,
+    json_object,
+    model_refusals,
+)
 from pagewire.config.parallel import heads_refusal
+from pagewire.config.profiles import runs_on_cuda
+from pagewire.config.ray import RayConfig
+from pagewire.config.shared import KeysConfig
 from pagewire.config.speculation import Speculation
+from pagewire.config.values import drafts as of_drafts
+from pagewire.config.values import executor as of_executor
+from pagewire.config.values import gateway as of_gateway
+from pagewire.config.values import text as of_text
+from pagewire.config.values.images import image_limit, processor_options
 from pagewire.errors import StartupError
-from pagewire.files.models import check_name
+from pagewire.files.models import check_name, is_of_hub
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
+from pagewire.files.writing import check_directory
 from pagewire.flags import ports
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.process import binding, local_executors
+from pagewire.process.socket_directory import check_socket_directory, socket_names
 
 
 def check(config: ServiceConfig) -> None:
@@ -39,16 +56,18 @@ def refusals(
         return binding.places(config, len(names), usable, of_nodes) if names else None
 
     checks: list[Callable[[], object]] = [place, lambda: _check_certificates(config)]
-    if isinstance(config, GatewayConfig | TokenizerConfig):
-        checks.append(lambda: _check_keys(config))
+    if isinstance(config, KeysConfig):
+        checks += [lambda: _check_keys(config), lambda: _check_tenants(config)]
+    if isinstance(config, GatewayConfig):
+        checks += [lambda: ports.check(config), lambda: _check_gateway(config)]
     if isinstance(config, TokenizerConfig):
         checks += [lambda: _check_text(config), lambda: _check_images(config)]
     if isinstance(config, TokenizerConfig | ExecutorConfig):
         checks.append(lambda: check_name(config.model, config.revision, config.accept_license))
     if isinstance(config, ExecutorConfig):
-        checks += [lambda: _check_drafts(config), lambda: _check_model(config)]
+        checks += [lambda: _check_executor(config), lambda: _check_drafts(config), lambda: _check_model(config)]
     if isinstance(config, ServeConfig):
-        checks += [lambda: ports.check(config), lambda: local_executors.devices(config)]
+        checks += [lambda: local_executors.devices(config), lambda: _check_sockets(config)]
     for one in checks:
         try:
             one()
@@ -65,21 +84,49 @@ def _check_certificates(config: ServiceConfig) -> None:
         certificates_of(config)
 
 
-def _check_keys(config: GatewayConfig | TokenizerConfig) -> None:
+def _check_keys(config: KeysConfig) -> None:
     if config.api_key_file is not None:
         from pagewire.wire.keys.key_file import KeyFile  # deferred: most commands have no file of keys
 
         KeyFile(config.api_key_file)
 
 
+def _check_tenants(config: KeysConfig) -> None:
+    if config.tenant_header is not None:
+        from pagewire.wire.tenants import check_header  # deferred: most commands name no header
+
+        check_header(config.tenant_header)
+
+
+def _check_gateway(config: GatewayConfig) -> None:
+    of_gateway.check_pages(config)
+    of_gateway.check_fingerprint(config)
+    if config.generation_store is not None:
+        of_gateway.check_generation_store(config.generation_store)
+    if config.data_dir is not None:
+        check_directory("--data-dir", Path(config.data_dir).expanduser())
+
+
+def _check_sockets(config: ServeConfig) -> None:
+    if config.uds_dir is not None:
+        directory = Path(config.uds_dir).expanduser().resolve()
+        check_directory("--uds-dir", directory)
+        check_socket_directory(directory, socket_names(local_executors.names(config)))
+
+
 def _check_text(config: TokenizerConfig) -> None:
     if config.tokenizer_revision is not None and not config.tokenizer:
         raise StartupError("--tokenizer-revision needs --tokenizer; --revision selects the revision of the model")
-    template = config.chat_template
-    if template and not set(template) & set("{\n") and not Path(template).is_file():
-        raise StartupError(
-            f"--chat-template {template!r} is neither a file nor a jinja template: correct the path, or leave it out"
-        )
+    # A directory with a tokenizer need not have a model.
+    if config.tokenizer and (config.tokenizer_revision is not None or not Path(config.tokenizer).expanduser().exists()):
+        check_name(config.tokenizer, config.tokenizer_revision, config.accept_license)
+    if config.served_model_name is not None:
+        of_text.served_names(config.served_model_name)
+    if config.chat_template:
+        from pagewire.files.chat_template import read_template  # deferred: most commands have no template
+
+        read_template(config.chat_template)
+    of_text.disables_whitespace(config.structured_outputs_config)
     sampling_defaults(config, None)
 
 
@@ -91,13 +138,31 @@ def _check_images(config: TokenizerConfig) -> None:
         raise StartupError(f"--allowed-local-media-path {path} is not a directory: name one, or leave it out")
 
 
+def _check_executor(config: ExecutorConfig) -> None:
+    _raise_first(of_executor.refusals(config))
+    if isinstance(config, RayConfig) and config.distributed_executor_backend == "ray":
+        _raise_first([of_executor.of_cluster(config.ray_address)])
+    if config.download_dir is not None and is_of_hub(config.model) and _facts(config) is None:
+        check_directory("--download-dir", Path(config.download_dir).expanduser())
+
+
 def _check_drafts(config: ExecutorConfig) -> None:
     drafts = Speculation.of(config)
-    if drafts is None or drafts.method != "self" or config.quantization == "none" or (facts := _facts(config)) is None:
+    if drafts is None or drafts.if_possible:
         return
-    bits = drafts.model.partition(":q")[2] or "4"
-    if bits.isdecimal() and 0 < facts.most_bits <= int(bits):
-        raise StartupError(model_refusals.of_copy(int(bits)))
+    on_cuda = runs_on_cuda(config.device) and config.distributed_executor_backend != "ray"
+    of_drafts.check(drafts, config.tensor_parallel_size, config.pipeline_parallel_size, on_cuda=on_cuda)
+    if config.runner == "pooling":
+        raise StartupError(of_drafts.of_vectors())
+    facts = _facts(config)
+    if drafts.method == "self":
+        bits = of_drafts.bits_of(drafts.model)
+        if config.quantization != "none" and facts is not None and 0 < facts.most_bits <= bits:
+            raise StartupError(model_refusals.of_copy(bits))
+    elif drafts.model:
+        check_name(drafts.model, drafts.revision or None, config.accept_license)
+    if facts is not None and facts.has_state and not config.hf_overrides:
+        raise StartupError(of_drafts.of_state(facts.architecture))
 
 
 def _facts(config: ExecutorConfig) -> ModelFacts | None:
@@ -106,16 +171,31 @@ def _facts(config: ExecutorConfig) -> ModelFacts | None:
 
 def _check_model(config: ExecutorConfig) -> None:
     """Checks what follows from the model's files, if they are on this machine and no flag replaces what they say."""
-    facts = _facts(config)
-    if facts is None or config.hf_overrides or config.model_impl == "transformers":
+    if (facts := _facts(config)) is None:
         return
-    for refused in _of_model(config, facts):
+    _raise_first(_of_files(config, facts))
+    if config.model_impl == "transformers":
+        _raise_first([of_executor.of_dense(config.quantization, facts.architecture)])
+    elif not config.hf_overrides:
+        _raise_first(_of_model(config, facts))
+
+
+def _raise_first(found: Iterable[str | None]) -> None:
+    for refused in found:
         if refused is not None:
             raise StartupError(refused)
 
 
+def _of_files(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]:
+    """Yields what the form of the files refuses: the sentence, or None."""
+    if facts.path.suffix == ".gguf" and config.load_format == "safetensors":
+        yield of_executor.of_load_format(facts.path, config.load_format)
+    if facts.path.suffix == ".gguf" and config.hf_overrides and json_object.loads(config.hf_overrides):
+        yield of_executor.of_overrides(facts.path)
+
+
 def _of_model(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]:
-    """Yields the sentence of each refusal, or None."""
+    """Yields what the model refuses: the sentence, or None."""
     yield model_refusals.of_quantization(config.quantization, facts.quantization)
     if facts.heads and not facts.has_state:
         yield heads_refusal(config.tensor_parallel_size, facts.heads, facts.kv_heads)
@@ -123,3 +203,21 @@ def _of_model(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]
         yield model_refusals.of_experts(facts.architecture)
     if facts.longest and (config.max_model_len or 0) > facts.longest:
         yield model_refusals.of_length(config.max_model_len or 0, facts.longest)
+    if facts.layers:
+        yield of_executor.of_stages(config.pipeline_parallel_size, facts.layers)
+    if dtype := _dtype(config, facts):
+        yield of_executor.of_cache_dtype(config.kv_cache_dtype, dtype)
+        if config.batch_invariant and not runs_on_cuda(config.device) and config.distributed_executor_backend != "ray":
+            yield of_executor.of_batches(dtype)
+    if config.kv_cache_dtype in ("fp8", "fp8_e4m3") and not facts.can_be_fp8:
+        yield of_executor.of_fp8_cache()
+    has_head = facts.path.suffix == ".gguf" or not facts.architecture.endswith(("ForCausalLM", "Model", "ForMaskedLM"))
+    if config.convert == "classify" and config.runner != "generate" and not has_head:
+        yield of_executor.of_classes(facts.architecture)
+
+
+def _dtype(config: ExecutorConfig, facts: ModelFacts) -> str:
+    """Returns the type that the model computes in; "" if it is not known."""
+    if config.dtype != "auto" or facts.dtype in ("", "bfloat16", "float16"):
+        return config.dtype if config.dtype != "auto" else facts.dtype
+    return "bfloat16"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagewire.config.profiles import has_nvidia_driver
+from pagewire.config.profiles import runs_on_cuda
 from pagewire.config.speculation import Speculation, SpeculationConfig
 from pagewire.files.models import default_served_name
 from pagewire.flags.costs import phrase, size_text
@@ -119,9 +119,7 @@ def _stated_default(field: dataclasses.Field[Any], config: Any) -> Any:
     if (stated := _DEFAULT.search(field.metadata["help"])) is None:
         return None
     if by_device := _BY_DEVICE.fullmatch(stated[1]):
-        device = getattr(config, "device", "auto")
-        on_cuda = device == "cuda" or (device == "auto" and has_nvidia_driver())
-        return int(by_device[2 if on_cuda else 1])
+        return int(by_device[2 if runs_on_cuda(getattr(config, "device", "auto")) else 1])
     return stated[1]
 
 

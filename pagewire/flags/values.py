@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import typing
 from typing import Any
@@ -10,6 +11,7 @@ from pagewire.config import json_object
 from pagewire.flags.names import base_type, is_list
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
+_LARGEST = 2**63 - 1
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
 
@@ -109,6 +111,9 @@ def _number(field: dataclasses.Field[Any], text: str, source: str) -> Any:
     try:
         values = tuple(parse_size(item) if kind == "size" else number(item) for item in items)
     except ValueError:
+        values = ()
+    # No process waits for ever, and greater whole numbers fit no message between services.
+    if any(abs(value) > _LARGEST if number is int else not math.isfinite(value) for value in values):
         values = ()
     if not values or (valid is not None and not all(value in valid for value in values)):
         expected = (f"{kind}s separated by commas" if several else f"a {kind}") + (f" ({valid})" if valid else "")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from pagewire.config import GatewayConfig
+from pagewire.flags.ports import available_ports
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.process.watchdog import watched
 from pagewire.stack import launch
@@ -17,12 +18,7 @@ logger = logging.getLogger(__name__)
 def run(config: GatewayConfig) -> int:
     """Runs config.api_server_count gateways until a signal, and returns the exit code. Raises StartupError."""
     logs.setup("gateway", config)
-    config = replace(config, port=launch.available_port(config.host, config.port, "--port"))
-    if config.admin_port is not None:
-        config = replace(config, admin_port=launch.available_port(config.admin_host, config.admin_port, "--admin-port"))
-    if config.metrics_port is not None:
-        port = launch.available_port(config.admin_host, config.metrics_port, "--metrics-port")
-        config = replace(config, metrics_port=port)
+    config = replace(config, **available_ports(config))
     supervisor = Supervisor(
         services(config),
         shutdown_timeout=config.time_to_end,

@@ -2,14 +2,12 @@
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pagewire import flags
 from pagewire.config import GatewayConfig, ServeConfig, ServiceConfig
-from pagewire.errors import StartupError
 from pagewire.process.supervisor import Service
 from pagewire.wire import health
 from pagewire.wire.addresses import endpoint, reachable
@@ -52,21 +50,3 @@ def grpc_address(config: ServeConfig) -> str:
     """Returns the public gRPC address of the tokenizer for clients on this machine."""
     scheme = "" if config.ssl_certfile is None else "grpcs://"
     return scheme + endpoint(reachable(config.host), config.grpc_port)
-
-
-def available_port(host: str, port: int, flag: str) -> int:
-    """Returns the port, or a free one for 0. Raises StartupError if it is in use or the host does not belong to this
-    machine."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            return int(sock.getsockname()[1])
-    except OSError as error:
-        raise StartupError(
-            f"cannot listen on {endpoint(host, port)} ({error.strerror or error}): stop the process that uses it,"
-            f" or choose another with {flag} or --host"
-        ) from error

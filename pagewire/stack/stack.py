@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import os
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -26,11 +24,12 @@ from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, find_model
 from pagewire.files.writing import unwritable
 from pagewire.flags import refusals
+from pagewire.flags.ports import available_ports
 from pagewire.process import binding, local_executors
+from pagewire.process.socket_directory import check_socket_directory, socket_names
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch, running
 from pagewire.stack.banner import banner, served_model
-from pagewire.stack.launch import available_port
 from pagewire.telemetry import logs
 from pagewire.wire.addresses import endpoint, is_loopback
 from pagewire.wire.discovery.file import has_addresses
@@ -42,8 +41,6 @@ _FULL_NAMES = {
     "scheduler": "pagewire.v1.SchedulerService",
     "executor": "pagewire.v1.ExecutorService",
 }
-# A unix socket's path has at most 104 bytes on macOS, 108 on Linux.
-_MAX_SOCKET_PATH = 100
 # The file of addresses of executors on a Ray cluster, in the directory of the sockets.
 _ADDRESSES = "executors.txt"
 
@@ -52,6 +49,7 @@ def run(config: ServeConfig) -> int:
     """Serves until a signal, and returns the exit code. Raises StartupError if the stack cannot start."""
     started = time.monotonic()
     logs.setup("serve", config)
+    refusals.check(config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
         _warn_of_plain_text(config)
@@ -77,6 +75,7 @@ def run_for(
     also that of `work`.
     """
     logs.setup("serve", config)
+    refusals.check(config)
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
         supervisor = Supervisor(
@@ -115,25 +114,14 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
 
     directory: that of the sockets.
     """
-    refusals.check(config)
     served_name = config.served_model_name or default_served_name(config.model)
     config = replace(config, served_model_name=served_name, model=str(find_model(config)), revision=None)
     refusals.check(config)  # a model that was just downloaded may refuse flags
     return replace(
         config,
-        port=available_port(config.host, config.port, "--port"),
-        admin_port=None
-        if config.admin_port is None
-        else available_port(config.admin_host, config.admin_port, "--admin-port"),
-        metrics_port=None
-        if config.metrics_port is None
-        else available_port(config.admin_host, config.metrics_port, "--metrics-port"),
+        **available_ports(config),
         # A later start would not find the data of a random port again.
         data_dir=config.data_dir or (None if config.port else str(directory / "data")),
-        grpc_port=available_port(config.host, config.grpc_port, "--grpc-port"),
-        scheduler_grpc_port=None
-        if config.scheduler_grpc_port is None
-        else available_port(config.host, config.scheduler_grpc_port, "--scheduler-grpc-port"),
     )
 
 
@@ -226,7 +214,7 @@ def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> 
 
 def names_of(config: ServeConfig) -> list[str]:
     """Returns the names of the processes with a socket on this machine."""
-    return ["tokenizer", "scheduler", *local_executors.names(config)]
+    return socket_names(local_executors.names(config))
 
 
 def _address(directory: Path, service: str) -> str:
@@ -247,7 +235,7 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
     except OSError as error:
         raise unwritable(f"--uds-dir {directory}", error) from error
     _check_sockets(directory, names)
-    _make_private(directory)
+    directory.chmod(0o700)
     try:
         yield directory
     finally:
@@ -255,32 +243,9 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
             (directory / f"{name}.sock").unlink(missing_ok=True)
 
 
-def _make_private(directory: Path) -> None:
-    """Makes a directory private: a user who may write to it could replace the socket of a service.
-
-    Raises StartupError for a directory of another user, or one that is shared.
-    """
-    status = directory.stat()
-    if status.st_uid != os.geteuid():
-        raise StartupError(
-            f"--uds-dir {directory}: it belongs to another user, who could replace the sockets; use a directory of your"
-            " own, for instance a new one inside it"
-        )
-    if status.st_mode & 0o022:
-        # A directory like /tmp must stay open to all users.
-        private = "" if status.st_mode & stat.S_ISVTX else f"run `chmod 700 {directory}`, or "
-        raise StartupError(
-            f"--uds-dir {directory}: other users may write to it and replace the sockets"
-            f" (mode {status.st_mode & 0o7777:o}); {private}use a new directory inside it"
-        )
-    directory.chmod(0o700)
-
-
 def _check_sockets(directory: Path, names: Sequence[str]) -> None:
+    check_socket_directory(directory, names)
     for name in names:
-        path = directory / f"{name}.sock"
-        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-            raise StartupError(f"the path {path} is too long for a unix socket: use a shorter --uds-dir")
         with socket.socket(socket.AF_UNIX) as sock:
-            if sock.connect_ex(str(path)) == 0:
+            if sock.connect_ex(str(directory / f"{name}.sock")) == 0:
                 raise StartupError(f"--uds-dir {directory}: another stack uses it; give each stack its own directory")

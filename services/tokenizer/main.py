@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-import re
 import time
 from functools import partial
 from pathlib import Path
 
 from pagewire.config import TokenizerConfig
+from pagewire.config.values import text as values
 from pagewire.errors import StartupError
+from pagewire.files.chat_template import read_template
 from pagewire.files.models import default_served_name, find_model, resolve_model
 from pagewire.process.process import release_unused_memory
 from pagewire.services.tokenizer.generation.choices.choices import generate
@@ -17,14 +18,12 @@ from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.images.images import make_image_reader
 from pagewire.services.tokenizer.parsers.reading import ParsedReading
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
-from pagewire.services.tokenizer.parsers.structured_outputs import disables_whitespace
 from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
-from pagewire.services.tokenizer.templates.given_template import read_template
 from pagewire.services.tokenizer.templates.turns import fit_turns
 from pagewire.services.tokenizer.vectors.vectors import Vectors
 from pagewire.telemetry.metrics import serve_metrics
@@ -103,8 +102,6 @@ def load_pool(config: TokenizerConfig) -> TokenizerPool:
 
 def _tokenizer_path(config: TokenizerConfig) -> Path:
     """Raises StartupError. --tokenizer may name a directory that holds a tokenizer and no model."""
-    if config.tokenizer_revision is not None and not config.tokenizer:
-        raise StartupError("--tokenizer-revision needs --tokenizer; --revision selects the revision of the model")
     if config.tokenizer and config.tokenizer_revision is None and Path(config.tokenizer).expanduser().exists():
         return Path(config.tokenizer).expanduser()
     if config.tokenizer:
@@ -122,9 +119,8 @@ def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: Scheduler
     """Composes the path of requests for text from its parts. Raises StartupError."""
     defaults = read_request_defaults(config, Path(pool.codec.path))
     try:
-        reading = ParsedReading(
-            make_parsers(config, pool), json_has_whitespace=not disables_whitespace(config.structured_outputs_config)
-        )
+        disables_whitespace = values.disables_whitespace(config.structured_outputs_config)
+        reading = ParsedReading(make_parsers(config, pool), json_has_whitespace=not disables_whitespace)
         return TextGenerator(pool, link, served_names(config), reading, defaults)
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
@@ -186,10 +182,7 @@ def served_names(config: TokenizerConfig) -> tuple[str, ...]:
     """Returns the names of the model. Raises StartupError if --served-model-name names nothing."""
     if config.served_model_name is None:
         return (default_served_name(config.model),)
-    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s]+", config.served_model_name) if name))
-    if not names:
-        raise StartupError("--served-model-name is empty; name the model, or leave the flag out")
-    return names
+    return values.served_names(config.served_model_name)
 
 
 async def report_availability(link: SchedulerLink, *servers: rpc.Server) -> None:

@@ -11,6 +11,7 @@ import ray
 
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
+from pagewire.flags.ports import available_port
 from pagewire.process.process import raise_descriptor_limit
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch
@@ -153,4 +154,4 @@ class ExecutorActor:
 
 def _free_address() -> str:
     host = ray.util.get_node_ip_address()
-    return endpoint(host, launch.available_port(host, 0, "the node's address"))
+    return endpoint(host, available_port(host))

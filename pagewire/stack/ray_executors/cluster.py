@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from pagewire.config.ray import RayExecutorsConfig
+from pagewire.config.values.executor import of_cluster
 from pagewire.errors import StartupError
 from pagewire.process.process import usable_cores
 
@@ -23,11 +24,8 @@ _REACHABLE_S = 5.0
 def connect(config: RayExecutorsConfig) -> None:
     """Joins the cluster, or starts one on this machine. Raises StartupError."""
     given = config.ray_address or os.environ.get("RAY_ADDRESS")
-    if given and given.startswith("ray://"):
-        raise StartupError(
-            f"--ray-address {given}: executors are reached directly, not through a Ray client: serve on a machine of "
-            "the cluster (`ray start --address`), and use HOST:PORT of its head"
-        )
+    if refused := of_cluster(given):
+        raise StartupError(refused)
     if given and given not in ("local", "auto"):
         _check_reachable(given)
     common: dict[str, Any] = {"configure_logging": False, "log_to_driver": True}

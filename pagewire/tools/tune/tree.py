@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config import ServeConfig
-from pagewire.config.profiles import has_nvidia_driver
+from pagewire.config.profiles import runs_on_cuda
 from pagewire.flags.model_advice import FEW_BITS, smaller_weights
 from pagewire.flags.model_facts import ModelFacts
 from pagewire.tools.tune.measure import Figures
@@ -51,7 +51,7 @@ def what_else(config: ServeConfig, model: ModelFacts | None) -> str:
 
 
 def _on_cuda(config: ServeConfig) -> bool:
-    return config.device == "cuda" or (config.device == "auto" and has_nvidia_driver())
+    return runs_on_cuda(config.device)
 
 
 def _rows(config: ServeConfig) -> int:

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.config.executor import SMALLEST
+from pagewire.config.values import drafts
+from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 from pagewire.services.executor.device.memory import OutOfMemoryError, mib
 from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer, StateSpec
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step.limits import STATE_TOKENS, Limits
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # A token reads the state after the token before it, like a window of two tokens.
 _STATE_WINDOW = 2
@@ -29,28 +28,16 @@ CPU_SHARE_OF_AVAILABLE = 0.25
 CPU_MAX_BYTES = 4 * 1024**3
 
 
-def is_fp8(name: str) -> bool:
-    """Returns whether a value of `--kv-cache-dtype` means fp8."""
-    return name in ("fp8", "fp8_e4m3", SMALLEST)
-
-
 def check_dtype(name: str, model_dtype: torch.dtype) -> None:
     """Raises StartupError for a `--kv-cache-dtype` that the kernels cannot read."""
-    if not is_fp8(name) and _DTYPES.get(name, model_dtype) is not model_dtype:
-        model_name = str(model_dtype).removeprefix("torch.")
-        raise StartupError(
-            f"--kv-cache-dtype {name}: keys and values are stored as the model computes ({model_name}) or as fp8; "
-            f"use --kv-cache-dtype auto or fp8, or --dtype {name}"
-        )
+    if refused := values.of_cache_dtype(name, str(model_dtype).removeprefix("torch.")):
+        raise StartupError(refused)
 
 
 def check_drafts(model: Model, max_draft_tokens: int) -> None:
     """Raises StartupError for a model that cannot take back drafted tokens."""
     if max_draft_tokens and has_state(model):
-        raise StartupError(
-            f"{model.config.architecture}: its layers have a state, from which drafted tokens that turn out wrong "
-            "cannot be taken back; serve it without speculative decoding"
-        )
+        raise StartupError(drafts.of_state(model.config.architecture))
 
 
 def has_state(model: Model) -> bool:

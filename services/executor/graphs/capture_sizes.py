@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.services.executor.batch.input_batch import BatchShape
@@ -26,21 +27,11 @@ def capture_sizes(sizes: Sequence[int] | None, max_size: int | None, max_num_req
     the largest possible decode step. Without sizes: 1, 2, 4, multiples of 8 up to 256, multiples of 16 beyond, and
     the maximum itself. Raises StartupError for sizes that no step reaches and for flags that contradict each other.
     """
-    largest = max(sizes) if sizes else max_size
-    flag = "--cudagraph-capture-sizes" if sizes else "--max-cudagraph-capture-size"
-    if largest is not None and largest > max_num_reqs:
-        raise StartupError(
-            f"{flag} {largest}: a step has at most {max_num_reqs} requests (--max-num-seqs, --max-num-batched-tokens); "
-            "lower it"
-        )
+    if refused := values.of_capture_sizes(sizes, max_size, max_num_reqs):
+        raise StartupError(refused)
     if sizes:
-        if max_size is not None and max_size != largest:
-            raise StartupError(
-                f"--max-cudagraph-capture-size {max_size} contradicts --cudagraph-capture-sizes with a largest "
-                f"size of {largest}; give one of the two flags"
-            )
         return tuple(sorted(set(sizes)))
-    return _up_to(largest or min(max_num_reqs, DEFAULT_MAX_SIZE))
+    return _up_to(max_size or min(max_num_reqs, DEFAULT_MAX_SIZE))
 
 
 def prompt_sizes(max_tokens: int | None, max_num_tokens: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from pagewire.config.model_refusals import FORMAT_FILES
+from pagewire.config.values import executor as values
 from pagewire.files.tokenizer_files.end_tokens import directory_eos_token_id
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.layers.weight_format import Quantization
@@ -104,9 +105,9 @@ def open_checkpoint(path: Path, load_format: str, overrides: Mapping[str, Any] |
     elif not path.is_file():
         raise ModelLoadError(f"{path}: no such model directory or .gguf file")
     if path.suffix != ".gguf" or load_format == "safetensors":
-        raise ModelLoadError(f"{path}: --load-format {load_format} needs a directory with config.json, or a .gguf file")
+        raise ModelLoadError(values.of_load_format(path, load_format))
     if overrides:
-        raise ModelLoadError(f"{path}: --hf-overrides: a .gguf file has no config.json; leave the flag out")
+        raise ModelLoadError(values.of_overrides(path))
     # Imports `gguf`, which only these files need.
     from pagewire.services.executor.loading.gguf_checkpoint import GgufCheckpoint
 

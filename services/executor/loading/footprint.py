@@ -9,6 +9,7 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.executor import SMALLEST
+from pagewire.config.values import executor as values
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading.check_tensors import check_tensors
@@ -54,7 +55,7 @@ def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     placement = replace(placement, device=torch.device("meta"))
     length = served_len(path, model_config, config.max_model_len)
     model = make_own(checkpoint, model_config, length, placement)
-    if kv_cache.is_fp8(config.kv_cache_dtype):
+    if values.is_fp8(config.kv_cache_dtype):
         for layer in model.attention_layers:
             if config.kv_cache_dtype != SMALLEST or layer.can_be_fp8:
                 layer.kv_scales = torch.ones(0)

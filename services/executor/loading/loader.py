@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from pagewire.config.values import executor as values
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.parts import select
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
-from pagewire.services.executor.loading.stages import check_one_stage
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
 from pagewire.services.executor.models.protocol import Model
@@ -72,9 +72,10 @@ def load_model(
             "which docs/models.md lists; use --model-impl transformers"
         )
     if model_impl == "transformers" or not own:
-        _check_dense(quantization, checkpoint.architecture)
-        _check_alone(tensor, checkpoint.architecture)
-        check_one_stage(stage, checkpoint.architecture)
+        name = checkpoint.architecture
+        refused = values.of_dense(quantization, name) or values.of_division(name, tensor.size, stage.count)
+        if refused:  # GGUF files are dequantized, other quantized checkpoints refused
+            raise ModelLoadError(refused)
         # Imported here: transformers takes seconds to import, and our own models do not need it.
         from pagewire.services.executor.loading.load_transformers import load_transformers_model
 
@@ -105,23 +106,6 @@ def load_model(
     return loaded
 
 
-def _check_dense(quantization: str | None, architecture: str) -> None:
-    """transformers' code runs dense weights only: GGUF files are dequantized, other quantized checkpoints refused."""
-    if quantization not in (None, "none"):
-        raise ModelLoadError(
-            f"--quantization {quantization}: {architecture} runs in transformers' code, with dense weights only; "
-            "leave the flag out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
-        )
-
-
-def _check_alone(tensor: Communicator, architecture: str) -> None:
-    if tensor.size > 1:
-        raise ModelLoadError(
-            f"--tensor-parallel-size {tensor.size}: {architecture} runs in transformers' code, which is not split; "
-            "leave the flag out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
-        )
-
-
 def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
     """Returns the dtype to compute in; see `load_model` for auto."""
     if name == "auto":
@@ -135,10 +119,7 @@ def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtyp
 def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, device: torch.device) -> None:
     layers = {layer.layer_idx: layer for layer in model.attention_layers}
     if not layers and model.caching_layers:
-        raise ModelLoadError(
-            f"{path}: --kv-cache-dtype fp8: the model keeps a state, in fp32, and no keys and values; leave out the "
-            "flag"
-        )
+        raise ModelLoadError(values.of_fp8_cache())
     num_kv_heads = {index: layer.stored_heads[1] for index, layer in layers.items()}
     try:
         found = None if weights is None else read_kv_scales(weights, num_kv_heads)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewire.config.values import executor as values
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.pooling import Pooler
 from pagewire.services.executor.loading.config_file import merged, read_json
@@ -71,12 +72,12 @@ def pooling_of(
     if runner == "generate" or (runner == "auto" and not makes_vectors):
         if not model.generates:
             raise ModelLoadError(f"--runner generate: {architecture} generates no text; leave the flag out")
-        if convert not in ("auto", "none"):
-            raise ModelLoadError(f"--convert {convert}: not with --runner generate; add --runner pooling")
+        if refused := values.of_conversion(convert):
+            raise ModelLoadError(refused)
         return LAST_STATE
     if convert == "classify" or (convert in ("auto", "none") and model.classifier is not None):
         if model.classifier is None:
-            raise ModelLoadError(f"--convert classify: {architecture} has no classification head; use --convert embed")
+            raise ModelLoadError(values.of_classes(architecture))
         return _classifying(model.classifier, path, overrides or {})
     if modules.is_file():
         return _by_modules(model, path, read_modules(modules), device)

@@ -9,8 +9,8 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.executor import SMALLEST
+from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
-from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.loading.config_file import parse_overrides
 from pagewire.services.executor.loading.loader import load_model
@@ -45,11 +45,8 @@ def load_served(
 
     Raises StartupError, also if memory does not suffice, or ModelLoadError.
     """
-    if config.enable_expert_parallel and config.tensor_parallel_size == 1:
-        raise StartupError(
-            "--enable-expert-parallel divides experts among devices, and --tensor-parallel-size is 1: say how many "
-            "devices there are, or leave it out"
-        )
+    if config.enable_expert_parallel and (refused := values.of_lone_experts(config.tensor_parallel_size)):
+        raise StartupError(refused)
     overrides = parse_overrides(config.hf_overrides)
     model = load_model(
         path,
@@ -58,7 +55,7 @@ def load_served(
         load_format=load_format,
         model_impl=config.model_impl,
         max_model_len=config.max_model_len,
-        kv_scales=kv_cache.is_fp8(config.kv_cache_dtype),
+        kv_scales=values.is_fp8(config.kv_cache_dtype),
         where_possible=config.kv_cache_dtype == SMALLEST,
         quantization=config.quantization,
         weights_cache=config.weights_cache or None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pagewire.config.values import executor as values
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.models.causal import CausalModel
@@ -19,22 +20,11 @@ def stage_of(model: OwnModel, stage: Stage) -> Stage:
     name = model.config.architecture
     if not isinstance(model, CausalModel | GemmaModel) or isinstance(model, VisionModel):
         raise ModelLoadError(f"--pipeline-parallel-size {stage.count}: {name} is not divided into stages; leave it out")
-    if stage.count > len(model.layers):
-        raise ModelLoadError(
-            f"--pipeline-parallel-size {stage.count}: the model has {len(model.layers)} layers; a stage needs one"
-        )
+    if refused := values.of_stages(stage.count, len(model.layers)):
+        raise ModelLoadError(refused)
     head = model.embed if model.lm_head is None else model.lm_head
     costs = [_num_weights(layer.leaves()) for layer in model.layers]
     return divide(costs, _num_weights([head]), stage.count)[stage.index]
-
-
-def check_one_stage(stage: Stage, architecture: str) -> None:
-    """Raises ModelLoadError unless the whole model is wanted."""
-    if stage.count > 1:
-        raise ModelLoadError(
-            f"--pipeline-parallel-size {stage.count}: {architecture} runs in transformers' code, which is not divided; "
-            "leave it out, or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
-        )
 
 
 def _num_weights(leaves: Iterable[Leaf]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagewire.config.speculation import Speculation
+from pagewire.config.values import drafts
 from pagewire.errors import StartupError
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.models.drafting.draft_head import DraftHead
@@ -15,7 +16,7 @@ from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
+from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
@@ -32,24 +33,12 @@ def make_proposer(
     if speculation is None:
         return None
     if not pooling.generates:
-        raise StartupError(
-            "--speculative-config: the model returns vectors, for which no token is drafted; leave the flag out"
-        )
-    if group.stage is not WHOLE and target.device.type != "cpu":
-        raise StartupError(
-            "--speculative-config with --pipeline-parallel-size on GPUs: the size of a step depends on how many drafts "
-            "were right, and the host of the first stage would wait for that; leave one of the two out, or split "
-            "layers with --tensor-parallel-size instead"
-        )
-    device, most = target.device, speculation.num_speculative_tokens
+        raise StartupError(drafts.of_vectors())
+    drafts.check(speculation, group.tensor.size, group.stage.count, on_cuda=target.device.type != "cpu")
+    most = speculation.num_speculative_tokens
     if speculation.method == "ngram":
         return NgramProposer(most, speculation.prompt_lookup_max, speculation.prompt_lookup_min)
     if speculation.method == "suffix":
-        if device.type != "cpu":
-            raise StartupError(
-                "--speculative-config: method suffix looks outputs up on the host, which would wait for a GPU; "
-                "use method ngram, or --device cpu"
-            )
         return SuffixProposer(
             most,
             max_depth=speculation.suffix_decoding_max_tree_depth,
@@ -58,7 +47,7 @@ def make_proposer(
             min_probability=speculation.suffix_decoding_min_token_prob,
         )
     if speculation.method == "self" and isinstance(drafter, OwnModel):
-        return SelfDraft(target, drafter, bits_of(speculation.model), most)
+        return SelfDraft(target, drafter, drafts.bits_of(speculation.model), most)
     if speculation.method == "draft_model" and drafter is not None:
         longest = speculation.max_model_len or drafter.config.max_position_embeddings
         return DraftModel(target, drafter, most, min(longest, target.limits.max_model_len))

@@ -10,6 +10,7 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import LOOKUP_METHODS, Speculation
+from pagewire.config.values import drafts
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model, resolve_model
 from pagewire.services.executor.config.model_config import ModelLoadError
@@ -21,11 +22,9 @@ from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.load_mtp import load_mtp
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
-from pagewire.services.executor.speculation.self_draft import bits_of
 from pagewire.services.executor.step.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -42,11 +41,7 @@ def load_drafter(
     """Returns the model that drafts for the target, or None. Raises StartupError or ModelLoadError."""
     if speculation is None or speculation.method in LOOKUP_METHODS:
         return None
-    if group.stage is not WHOLE:
-        raise StartupError(
-            f"--speculative-config: method {speculation.method} is not supported with --pipeline-parallel-size: what "
-            "drafts needs the whole model beside it; use method ngram or suffix, or --tensor-parallel-size instead"
-        )
+    drafts.check(speculation, group.tensor.size, group.stage.count, on_cuda=device.type != "cpu")
     ranks = _ranks_of(speculation, group)
     started = time.perf_counter()
     if speculation.method == "self":
@@ -71,16 +66,9 @@ def own_bytes(drafter: Model, target: Model) -> int:
 
 
 def _ranks_of(speculation: Speculation, group: Group) -> Communicator:
-    """Returns the ranks that split the layers of the drafter. Raises StartupError."""
-    wanted, size, method = speculation.draft_tensor_parallel_size, group.tensor.size, speculation.method
-    possible = {"self": (size,), "mtp": (size,), "eagle3": (1,)}.get(method, (1, size))
-    if wanted and wanted not in possible:
-        numbers = " or ".join(map(str, sorted(set(possible))))
-        raise StartupError(
-            f"--speculative-config: draft_tensor_parallel_size {wanted}: with --tensor-parallel-size {size}, method "
-            f"{method} takes {numbers}; leave it out"
-        )
-    return group.tensor if (wanted or possible[-1]) == size else ALONE
+    """Returns the ranks that split the layers of the drafter."""
+    default = drafts.possible_ranks(speculation.method, group.tensor.size)[-1]
+    return group.tensor if (speculation.draft_tensor_parallel_size or default) == group.tensor.size else ALONE
 
 
 def _copy_of(target: Model, name: str, ranks: Communicator) -> OwnModel:
@@ -89,7 +77,7 @@ def _copy_of(target: Model, name: str, ranks: Communicator) -> OwnModel:
             f"--speculative-config: {name}: {target.config.architecture} runs in transformers' code, which is not "
             "quantized here; use another method, such as ngram"
         )
-    return quantized_copy(target, bits_of(name), ranks)
+    return quantized_copy(target, drafts.bits_of(name), ranks)
 
 
 def _path_of(speculation: Speculation, config: ExecutorConfig) -> Path:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagewire.errors import StartupError
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
@@ -20,17 +19,6 @@ from pagewire.services.executor.speculation.draft_steps import DraftSteps, Targe
 from pagewire.services.executor.speculation.model_proposer import ModelProposer
 from pagewire.services.executor.speculation.quantized_copy import refresh
 from pagewire.services.executor.step.step import Step
-
-_NAMES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": 4}
-
-
-def bits_of(name: str) -> int:
-    """Returns the bits that `self:q4` and similar names mean. Raises StartupError."""
-    if name not in _NAMES:
-        raise StartupError(
-            f"--speculative-config: model {name!r}: a copy of the model itself is one of {', '.join(_NAMES)}"
-        )
-    return _NAMES[name]
 
 
 class SelfDraft(ModelProposer):

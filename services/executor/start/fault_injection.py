@@ -6,19 +6,17 @@ these ids.
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.errors import StartupError
+from pagewire.config.values.faults import Fault, Kind
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.graphs.cuda_graphs import Steps
 from pagewire.services.executor.runner.model_runner import ModelRunner
@@ -26,36 +24,6 @@ from pagewire.services.executor.sampling.sampler import SampledTokens
 from pagewire.services.executor.step.step import Step, StepOutput
 
 logger = logging.getLogger(__name__)
-
-
-class Kind(enum.StrEnum):
-    RAISE = "raise"  # an exception in the middle of a step
-    NAN = "nan"  # in the hidden state that the next token is sampled from
-    ILLEGAL = "illegal"  # the sampled id is outside the vocabulary
-    DEVICE = "device"  # an exception, in this step and in all later ones
-    HANG = "hang"  # the step does not end
-    EXIT = "exit"  # the process ends without a report
-
-
-@dataclass(frozen=True)
-class Fault:
-    kind: Kind
-    num_output_tokens: int = 0  # output tokens of the request before the fault occurs
-
-
-def parse_faults(text: str) -> dict[int, Fault]:
-    """Returns the faults of "ID:KIND[@OUTPUT],..." by token id. Raises StartupError."""
-    faults = {}
-    for part in text.split(","):
-        token_id, _, rest = part.strip().partition(":")
-        kind, _, num_output_tokens = rest.partition("@")
-        try:
-            faults[int(token_id)] = Fault(Kind(kind), int(num_output_tokens or 0))
-        except ValueError as error:
-            raise StartupError(
-                f"--fault-injection: {part!r} is not ID:KIND or ID:KIND@OUTPUT, where KIND is one of {', '.join(Kind)}"
-            ) from error
-    return faults
 
 
 class FaultyRunner(ModelRunner):

@@ -13,6 +13,7 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import Speculation
+from pagewire.config.values.faults import parse_faults
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import mib
@@ -35,7 +36,7 @@ from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
 from pagewire.services.executor.start import memory_profile
 from pagewire.services.executor.start.assembly import assemble
-from pagewire.services.executor.start.fault_injection import FaultyRunner, parse_faults
+from pagewire.services.executor.start.fault_injection import FaultyRunner
 from pagewire.services.executor.start.kv_cache_size import MemoryProfile, kv_cache_bytes
 from pagewire.services.executor.start.memory_profile import CudaMeter, Meter, cached_or_measured
 from pagewire.services.executor.start.phases import Phases

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
@@ -22,7 +23,6 @@ from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.loading.served_model import load_served
-from pagewire.services.executor.loading.weights.pack_dense import packs_dense
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
@@ -39,8 +39,6 @@ from pagewire.services.executor.step.step import InvalidStep
 
 logger = logging.getLogger(__name__)
 
-# Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
-_CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 # vLLM's names of what computes attention with these kernels.
 _ATTENTION_BACKENDS = {"triton": "TRITON_ATTN", "cpp": "CPU_ATTN", "torch": "TORCH_SDPA"}
 _MIN_CUDA_MAJOR = 8  # major version of the compute capability
@@ -61,22 +59,11 @@ def _set_batch_invariance(config: ExecutorConfig, device: torch.device) -> None:
     """Chooses how the process computes from now on."""
     if device.type != "cpu" or cpu_backend() != "cpp":
         if config.batch_invariant:
-            raise StartupError(
-                "--batch-invariant: only the C++ kernels of CPUs compute a token alike in every batch, and this "
-                "executor does not use them; leave it out, or serve with --device cpu"
-            )
+            raise StartupError(values.of_batches_off_cpu())
         return
     from pagewire.kernels.cpu.products.packed_linear import set_batch_invariant
 
     set_batch_invariant(config.batch_invariant)
-
-
-def _check_batch_invariance(config: ExecutorConfig, dtype: torch.dtype, device: torch.device) -> None:
-    if config.batch_invariant and dtype is not torch.float32 and not packs_dense(dtype, device):
-        raise StartupError(
-            f"--batch-invariant: on this processor, products of {dtype} depend on the batch; use --dtype bfloat16 on "
-            "x86, or --dtype float32"
-        )
 
 
 def start_runner(
@@ -96,9 +83,8 @@ def start_runner(
         kernels = _cpu_kernels()
         stats.CPU_BACKEND.labels(kernels).set(1)
     stats.ATTENTION_BACKEND.labels(_ATTENTION_BACKENDS[kernels]).set(1)
-    sizes = capture_sizes(
-        config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, min(_batch_limits(config, device))
-    )
+    most = min(values.step_limits(config, on_cuda=device.type == "cuda"))
+    sizes = capture_sizes(config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, most)
     _set_batch_invariance(config, device)
     # The number of OpenMP threads is a setting of the calling thread.
     torch.set_num_threads(config.num_threads or _num_threads(config))
@@ -107,7 +93,8 @@ def start_runner(
         served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
         group.check_same("weights", served.digest)
     model, pooling = served.model, served.pooling
-    _check_batch_invariance(config, model.config.dtype, device)
+    if config.batch_invariant and (refused := values.of_batches(str(model.config.dtype).removeprefix("torch."))):
+        raise StartupError(refused)
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
     kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
@@ -166,9 +153,8 @@ def _num_threads(config: ExecutorConfig) -> int:
 
 def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
     """Refuses settings before weights are read that would otherwise fail in the first step."""
-    if config.block_size not in _CUDA_BLOCK_SIZES:
-        sizes = ", ".join(map(str, _CUDA_BLOCK_SIZES))
-        raise StartupError(f"--block-size {config.block_size}: the CUDA kernels take {sizes}; use one of them")
+    if refused := values.of_cuda_blocks(config.block_size):
+        raise StartupError(refused)
     major, minor = torch.cuda.get_device_capability(device)
     if major < _MIN_CUDA_MAJOR:
         raise StartupError(
@@ -200,16 +186,10 @@ def _check_model(model: Model, device: torch.device) -> None:
         )
 
 
-def _batch_limits(config: ExecutorConfig, device: torch.device) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens)"""
-    default = (128, 2048) if device.type == "cpu" else (256, 8192)
-    return config.max_num_seqs or default[0], config.max_num_batched_tokens or default[1]
-
-
 def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torch.device) -> Limits:
     """Returns limits with which a step takes the longest prompt, if prompts are computed whole; by default up to
     _MAX_WHOLE_PROMPT tokens; longer prompts are refused."""
-    max_num_seqs, max_tokens = _batch_limits(config, device)
+    max_num_seqs, max_tokens = values.step_limits(config, on_cuda=device.type == "cuda")
     max_len = config.max_model_len or min(
         model.config.max_position_embeddings, pooling.max_model_len or model.config.max_position_embeddings
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 
 STATE_TOKENS = 512
@@ -27,7 +28,5 @@ class Limits:
                 "a request could have one token in all, and no room to generate; raise --max-model-len or "
                 "--num-gpu-blocks-override"
             )
-        if self.state_tokens % self.block_size:
-            raise StartupError(
-                f"--state-block-size {self.state_tokens} is not a multiple of --block-size {self.block_size}; use one"
-            )
+        if refused := values.of_blocks(self.block_size, self.state_tokens):
+            raise StartupError(refused)

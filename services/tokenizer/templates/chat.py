@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+
+from pagewire.files.chat_template import EXTENSIONS
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # What a template may raise, apart from jinja's own errors.
@@ -128,27 +129,13 @@ def _compile(source: str) -> Compiled:
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """Returns what all templates run in."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS
     )
     environment.filters["tojson"] = _to_json
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=lambda format: datetime.now().strftime(format)
     )
     return environment
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %}...{% endgeneration %} marks assistant text for training; here it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_show"), [], [], body).set_lineno(line)
-
-    def _show(self, caller: Any) -> str:
-        return caller()
 
 
 def _raise_exception(message: str) -> None:

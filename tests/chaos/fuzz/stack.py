@@ -10,7 +10,7 @@ import httpx
 
 from benchmarks import serving
 from pagewire.config import ServeConfig
-from pagewire.stack.launch import available_port
+from pagewire.flags.ports import available_port
 from tests.chaos.fuzz.http import fuzz_body
 from tests.chaos.fuzz.line import Finding
 from tests.chaos.fuzz.mutation import Mutator
@@ -35,7 +35,7 @@ class Stack:
 @contextmanager
 def running_stack() -> Iterator[Stack]:
     """Starts a stack of which every public port listens."""
-    ports = {service: available_port("127.0.0.1", 0, "--port") for service in ("tokenizer", "scheduler")}
+    ports = {service: available_port("127.0.0.1") for service in ("tokenizer", "scheduler")}
     config = ServeConfig(
         log_level="error",
         max_model_len=1024,

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pagewire.config.values.faults import Fault, Kind, parse_faults
 from pagewire.errors import StartupError
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.assembly import assemble
-from pagewire.services.executor.start.fault_injection import Fault, FaultyRunner, Kind, parse_faults
+from pagewire.services.executor.start.fault_injection import FaultyRunner
 from pagewire.services.scheduler.observed import stats
 from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.wire import rpc

@@ -331,7 +331,7 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path, change: obje
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StartupError, match=rf"--data-dir {tmp_path}/file/data: cannot be created"):
+    with pytest.raises(StartupError, match=rf"--data-dir {tmp_path}/file/data cannot be written"):
         Store(tmp_path / "file" / "data")
 
 
@@ -340,7 +340,10 @@ def test_a_gateway_does_not_start_without_its_directory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pagewire.cli", "gateway", "--port", "0", "--data-dir", str(tmp_path / "file")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert f"--data-dir {tmp_path}/file: cannot be created" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        f"--data-dir {tmp_path}/file cannot be written (Not a directory): name one" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )
 
 
 def test_each_port_has_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

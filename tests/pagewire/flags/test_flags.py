@@ -187,6 +187,9 @@ def test_an_address_may_be_in_the_brackets_of_a_url() -> None:
     assert parse("--host", "[::1]").host == "::1"
 
 
+LEAST, MOST = -(2**63) + 1, 2**63 - 1
+
+
 def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy[Any]:
     """Valid values of a field."""
     base = next((t for t in typing.get_args(type_) if t is not type(None)), type_)
@@ -196,13 +199,14 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
     elif base is bool:
         values = st.booleans()
     elif base is int:
-        low, high = (None if bound is None else int(bound) for bound in (valid.minimum, valid.maximum))
+        low = LEAST if valid.minimum is None else int(valid.minimum)
+        high = (MOST if valid.maximum is None else int(valid.maximum)) // valid.multiple_of
         values = st.sampled_from([8, 16, 64, 256]) if valid.power_of_two else st.integers(low, high)
         values = values.map(lambda value: value * valid.multiple_of)
     elif base is float:
         values = st.floats(0, valid.maximum, allow_nan=False, allow_infinity=False).filter(valid.__contains__)
     elif typing.get_origin(base) is tuple:
-        values = st.lists(st.integers(int(valid.minimum or 0)), min_size=1).map(tuple)
+        values = st.lists(st.integers(int(valid.minimum or 0), MOST), min_size=1).map(tuple)
     else:
         values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
         if field.metadata["secret"]:

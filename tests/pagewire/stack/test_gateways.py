@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from pagewire.config import GatewayConfig
+from pagewire.flags.ports import available_port
 from pagewire.stack.gateways import services
-from pagewire.stack.launch import available_port
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -33,7 +33,7 @@ class Gateways:
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "log"
-        self.port = available_port("127.0.0.1", 0, "--port")
+        self.port = available_port("127.0.0.1")
         flags = [f"--port={self.port}", "--api-server-count=2", f"--tokenizer-address=unix:{directory}/none.sock"]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import socket
 from dataclasses import replace
@@ -10,8 +11,8 @@ import pytest
 from pagewire import cli, flags
 from pagewire.config import RayExecutorsConfig, ServeConfig
 from pagewire.errors import StartupError
-from pagewire.flags import refusals
-from pagewire.stack import launch, stack
+from pagewire.flags import ports, refusals
+from pagewire.stack import stack
 from pagewire.stack.banner import banner
 from pagewire.v1 import common_pb2, inference_pb2
 
@@ -182,7 +183,7 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(StartupError, match=f"chmod 700 {given}"), stack._sockets(str(given)):
         pass
     given.chmod(0o755)
-    monkeypatch.setattr(stack.os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(StartupError, match="belongs to another user"), stack._sockets(str(given)):
         pass
     assert given.stat().st_mode & 0o777 == 0o755
@@ -206,7 +207,7 @@ def test_a_directory_in_use_or_too_deep_is_refused(tmp_path: Path) -> None:
 
 
 def test_port_0_becomes_a_free_port() -> None:
-    assert launch.available_port("127.0.0.1", 0, "--port") > 0
+    assert ports.available_port("127.0.0.1") > 0
 
 
 @pytest.mark.parametrize(
@@ -224,8 +225,8 @@ def test_a_port_that_is_given_twice_stops_the_start(flag: str, config: ServeConf
 
 
 def test_foreign_host_is_refused() -> None:
-    with pytest.raises(StartupError, match=r"cannot listen on 192\.0\.2\.1:9000"):
-        launch.available_port("192.0.2.1", 9000, "--port")
+    with pytest.raises(StartupError, match=r"--port: cannot listen on 192\.0\.2\.1:9000"):
+        ports.available_port("192.0.2.1", 9000)
 
 
 def test_token_level_is_public_only_where_a_port_is_named(tmp_path):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewire.config.values import executor as values
 from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, unpack
 from pagewire.services.executor.config.model_config import ModelLoadError
@@ -75,10 +76,7 @@ class PagedLatentAttention(PagedAttention):
 
     def kv_spec(self) -> KVSpec:
         if self.kv_scales is not None:
-            raise ModelLoadError(
-                "--kv-cache-dtype fp8 is not supported for latent attention, which has a small cache anyway; leave the "
-                "flag out"
-            )
+            raise ModelLoadError(values.of_fp8_cache())
         return super().kv_spec()
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:

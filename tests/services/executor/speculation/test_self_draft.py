@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.config.values import drafts
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.models.decoder import DecoderModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.quantized_copy import quantized_copy
-from pagewire.services.executor.speculation.self_draft import SelfDraft, bits_of
+from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.step.step import StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.helpers.stepping import (
@@ -149,6 +150,6 @@ def test_experts_are_rounded_and_the_copy_shares_the_rest(tmp_path: Path) -> Non
 
 def test_refusals_name_the_remedy(model: DecoderModel) -> None:
     with pytest.raises(StartupError, match="'self:q5': a copy of the model itself is one of self:q4, self:q3"):
-        bits_of("self:q5")
+        drafts.bits_of("self:q5")
     with pytest.raises(StartupError, match=r"have 4 bits or less already.*use --spec-method ngram"):
         quantized_copy(quantized_copy(model, 4), 4)

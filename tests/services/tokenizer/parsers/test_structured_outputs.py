@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from pagewire.config.values.text import disables_whitespace
 from pagewire.errors import StartupError
-from pagewire.services.tokenizer.parsers.structured_outputs import disables_whitespace
 from pagewire.v1 import common_pb2
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level

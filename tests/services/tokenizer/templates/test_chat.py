@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from pagewire.errors import StartupError
+from pagewire.files.chat_template import read_template
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.tokenizer.templates.chat import Chat, ChatError, render_chat
-from pagewire.services.tokenizer.templates.given_template import read_template
 from tests.services.tokenizer import tiny_tokenizers
 
 CONVERSATIONS = [
@@ -177,9 +178,9 @@ def test_override_is_a_file_or_a_template(tmp_path: Path) -> None:
     file.write_text("{{ messages }}")
     assert read_template(str(file)) == "{{ messages }}"
     assert read_template("{% for m in messages %}x{% endfor %}") == "{% for m in messages %}x{% endfor %}"
-    with pytest.raises(ChatError, match="neither a file"):
+    with pytest.raises(StartupError, match="neither a file"):
         read_template(str(tmp_path / "missing.jinja"))
     file.write_text("a\n{% for")
     for broken in (str(file), "a\n{% for"):
-        with pytest.raises(ChatError, match="--chat-template is not valid jinja, line 2"):
+        with pytest.raises(StartupError, match="--chat-template is not valid jinja, line 2"):
             read_template(broken)

@@ -199,7 +199,7 @@ def test_blocks_of_latents_are_shared(lite: Model) -> None:
 def test_an_fp8_cache_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "DeepseekV3", **LATENT, n_group=1, topk_group=1)
     read: list[str] = []
-    with pytest.raises(ModelLoadError, match="--kv-cache-dtype fp8 is not supported for latent attention"):
+    with pytest.raises(ModelLoadError, match="--kv-cache-dtype fp8: the model stores a latent"):
         load(tmp_path, kv_scales=True, progress=lambda fraction, text: read.append(text))
     assert not read, "it is known before weights are read"
     loaded = load(tmp_path, kv_scales=True, where_possible=True)

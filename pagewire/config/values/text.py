@@ -1,0 +1,39 @@
+"""The values of flags of the tokenizer that a configuration alone does not check."""
+
+import re
+
+from pagewire.config import json_object
+from pagewire.errors import StartupError
+
+_FLAG = "--structured-outputs-config"
+# Keys of vLLM's that change nothing: one engine serves all forms, so it has no backends to choose from or to fall back
+# on, and objects have no properties besides those of their schema anyway.
+_IGNORED = ("backend", "disable_fallback", "disable_additional_properties")
+_REFUSED = {
+    "enable_in_reasoning": "a form begins after the reasoning",
+    "reasoning_parser_plugin": "code from outside is not loaded",
+    "reasoning_parser": "name the parser with --reasoning-parser",
+}
+_WHITESPACE = "disable_any_whitespace"
+
+
+def disables_whitespace(text: str | None) -> bool:
+    """Reads the value of --structured-outputs-config: whether JSON has no whitespace by default. Raises
+    StartupError."""
+    content = json_object.loads(text) if text else {}
+    if unknown := sorted(content.keys() - {*_IGNORED, *_REFUSED, _WHITESPACE}):
+        known = ", ".join((_WHITESPACE, *_IGNORED))
+        raise StartupError(f"{_FLAG} has unknown keys: {', '.join(unknown)}; known are {known}")
+    if refused := next((key for key in _REFUSED if content.get(key)), None):
+        raise StartupError(f"{_FLAG}: {refused} is not supported: {_REFUSED[refused]}")
+    if not isinstance(value := content.get(_WHITESPACE, False), bool):
+        raise StartupError(f"{_FLAG}: {_WHITESPACE} is {value!r}; it must be true or false")
+    return value
+
+
+def served_names(text: str) -> tuple[str, ...]:
+    """Reads the value of --served-model-name. Raises StartupError if it names nothing."""
+    names = tuple(dict.fromkeys(name for name in re.split(r"[,\s]+", text) if name))
+    if not names:
+        raise StartupError("--served-model-name is empty; name the model, or leave the flag out")
+    return names
