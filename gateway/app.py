@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -136,7 +137,7 @@ def create_metrics_app(parts: Parts) -> Starlette:
     return app
 
 
-def with_routes(*, for_operators: bool = True, has_docs: bool = True) -> FastAPI:
+def with_routes(*, for_operators: bool = True, has_docs: bool = True) -> openapi.DocumentedApp:
     """Returns an application with enough to document the API.
 
     Args:
@@ -144,13 +145,12 @@ def with_routes(*, for_operators: bool = True, has_docs: bool = True) -> FastAPI
         has_docs: whether the documentation is served.
     """
     app = openapi.DocumentedApp(
+        document_url="/openapi.json" if has_docs else None,  # the page has its own files to show it
+        same=partial(with_routes, for_operators=for_operators, has_docs=has_docs),
         title="Pagewire",
         version=__version__,
         description=openapi.DESCRIPTION,
         responses=openapi.ERROR_RESPONSES,
-        docs_url=None,  # the page serves it from its own files
-        openapi_url="/openapi.json" if has_docs else None,
-        redoc_url=None,
     )
     app.include_router(chat_routes.router)
     app.include_router(completions_routes.router)

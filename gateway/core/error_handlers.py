@@ -1,15 +1,13 @@
 """Errors of routes and of the router as HTTP responses."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import grpc
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import compile_path
+from starlette.routing import Match, Mount
 from starlette.types import Scope
 
 from pagewire.gateway.core.encoding import json_response
@@ -35,6 +33,9 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return json_response(context.dialect.error_body(error, context.request_id), error.status, headers)
+
+
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -76,14 +77,15 @@ def install_handlers(app: FastAPI) -> None:
         response = error_response(ApiError(error.status_code, message), request.scope)
         response.headers.update(error.headers or {})
         if error.status_code == 405:
-            methods = {*response.headers.get("allow", "").split(", "), *_documented_methods(request)} - {""}
+            methods = {*response.headers.get("allow", "").split(", "), *_methods(request)} - {""}
             response.headers["allow"] = ", ".join(sorted(methods))
         return response
 
 
-def _documented_methods(request: Request) -> set[str]:
+def _methods(request: Request) -> set[str]:
     """Returns the methods of all routes with this path; the router reports those of the first one."""
-    paths: Mapping[str, Mapping[str, Any]] = request.app.openapi()["paths"]
-    path = request.url.path
-    taken = [paths[path]] if path in paths else [paths[one] for one in paths if compile_path(one)[0].match(path)]
-    return {method.upper() for methods in taken for method in methods}
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    return {
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    }

@@ -1,13 +1,17 @@
 """The OpenAPI document: FastAPI's routes and request bodies, and the declared answers."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from pagewire.config.sampling_params import INT64_MAX
 from pagewire.gateway.core.body import Body, ErrorResponse
+from pagewire.process.worker_process import WorkerProcess
 
 DESCRIPTION = """
 OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
@@ -18,6 +22,8 @@ Unsupported parameters are refused by name, never ignored; `null` means unset.
 `X-Request-Id` comes from the request or is generated, and is returned.
 """
 
+# Seconds: far longer than a busy machine takes.
+_BUILD_S = 60.0
 _REF = "#/components/schemas/{name}"
 
 Responses = dict[int | str, dict[str, Any]]
@@ -107,6 +113,17 @@ ERROR_RESPONSES = error_responses(ErrorResponse)
 class DocumentedApp(FastAPI):
     """A FastAPI application with every subclass of Body in its document."""
 
+    def __init__(self, *, document_url: str | None, same: Callable[[], "DocumentedApp"], **options: Any) -> None:
+        """document_url: where the document is served, if it is. same: makes this application in another process.
+        options: FastAPI's."""
+        super().__init__(openapi_url=None, docs_url=None, redoc_url=None, **options)
+        self.openapi_url = document_url
+        self._same = same
+        self._asking = asyncio.Lock()
+        self._encoded = b""
+        if document_url is not None:
+            self.add_route(document_url, self._get_document, include_in_schema=False)
+
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             schemas = super().openapi()["components"]["schemas"]
@@ -117,6 +134,24 @@ class DocumentedApp(FastAPI):
             _make_bounds_exact(schemas)
         document: dict[str, Any] = super().openapi()
         return document
+
+    def encoded(self) -> bytes:
+        """Returns the document as JSON."""
+        return msgspec.json.encode(self.openapi())
+
+    async def _get_document(self, request: Request) -> Response:
+        async with self._asking:
+            self._encoded = self._encoded or await asyncio.to_thread(self._built_elsewhere)
+        return Response(self._encoded, media_type="application/json")
+
+    def _built_elsewhere(self) -> bytes:
+        """Builds the document in another process: it takes half a second, in which streams would stand still here."""
+        worker = WorkerProcess(self._same, "builder of the API's document")
+        try:
+            encoded: bytes = worker.call("encoded", (), _BUILD_S)
+            return encoded
+        finally:
+            worker.close()
 
 
 def _make_bounds_exact(value: Any) -> None:
