@@ -44,29 +44,10 @@ def grouped_linear(
     another. gated: `silu_and_mul` of the product, by its kernel unless the rows are few or many enough for another
     kernel.
     """
-    form = (out_features, bits, group_size, zero_point)
-    product = _as_x(x, codes, scales, offsets, codebook, permutation, bias, *form, gated)
-    return product if dtype is None else product.to(dtype)
-
-
-def _as_x(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    offsets: Tensor | None,
-    codebook: Tensor | None,
-    permutation: Tensor | None,
-    bias: Tensor | None,
-    out_features: int,
-    bits: int,
-    group_size: int,
-    zero_point: int,
-    gated: bool,
-) -> Tensor:
-    """Computes `grouped_linear` in x's dtype."""
     num_tokens, num_inputs = x.shape
+    dtype = x.dtype if dtype is None else dtype
     if num_tokens == 0:
-        return x.new_empty(0, out_features // 2 if gated else out_features)
+        return x.new_empty(0, out_features // 2 if gated else out_features, dtype=dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
     weight = (codes, scales, offsets)
@@ -77,21 +58,21 @@ def _as_x(
     fits = codebook is None and groups_fit(bits, group_size, num_inputs)
     in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
     gemv = tuning.lookup("grouped_gemv", capability, **shape)
+    in_kernel = False  # whether the kernel has computed silu_and_mul
     if fits and num_tokens < (_FP32_GEMV_ROWS if in_fp32 else gemv["gemm_rows"]):
         product = grouped_gemv(x, *weight, permutation, bias, *form, gemv)
-        return silu_and_mul(product) if gated else product
-    if permutation is not None:
-        x = grouped_dequantize.gather_columns(x, permutation)
-    gemm = tuning.lookup("grouped_gemm", capability, **shape)
-    if fits and not in_fp32 and num_tokens < gemm["library_rows"]:
-        if gated and out_features % 16:  # gates and ups are loaded by eight rows
-            return silu_and_mul(grouped_gemm(x, *weight, bias, *form, gemm))
-        return grouped_gemm(x, *weight, bias, *form, gemm, gated=gated)
-    dense = grouped_dequantize.dequantize(
-        *weight, codebook, (out_features, num_inputs), bits, group_size, zero_point, x.dtype
-    )
-    product = F.linear(x, dense, bias)
-    return silu_and_mul(product) if gated else product
+    else:
+        if permutation is not None:
+            x = grouped_dequantize.gather_columns(x, permutation)
+        gemm = tuning.lookup("grouped_gemm", capability, **shape)
+        if fits and not in_fp32 and num_tokens < gemm["library_rows"]:
+            in_kernel = gated and out_features % 16 == 0  # gates and ups are loaded by eight rows
+            product = grouped_gemm(x, *weight, bias, *form, gemm, gated=in_kernel)
+        else:
+            dense_shape = (out_features, num_inputs)
+            dense = grouped_dequantize.dequantize(*weight, codebook, dense_shape, bits, group_size, zero_point, x.dtype)
+            product = F.linear(x, dense, bias)
+    return (silu_and_mul(product) if gated and not in_kernel else product).to(dtype)
 
 
 def grouped_embedding(

@@ -22,6 +22,7 @@ class Advice:
 
 
 # The pattern is searched at the beginning of a word of the name, which is in small letters with hyphens between words.
+# Where it matches base models as well (Llama 3 and 4, Gemma 3), they have the same values in generation_config.json.
 _TABLE: tuple[tuple[str, Advice], ...] = (
     # The reasoning models that were distilled from it have the names of their bases, too.
     (
@@ -114,7 +115,6 @@ _TABLE: tuple[tuple[str, Advice], ...] = (
             "huggingface.co/Qwen/Qwen2.5-7B-Instruct",
         ),
     ),
-    # The base models have the same values in their generation_config.json.
     (
         r"llama-?[34]",
         Advice("Llama", {"temperature": 0.6, "top_p": 0.9}, "huggingface.co/meta-llama/Llama-3.2-1B-Instruct"),
@@ -123,7 +123,6 @@ _TABLE: tuple[tuple[str, Advice], ...] = (
         r"llama-?2.*chat",
         Advice("Llama 2", {"temperature": 0.6, "top_p": 0.9}, "huggingface.co/meta-llama/Llama-2-7b-chat-hf"),
     ),
-    # Here, too, base models have the same values.
     (
         r"gemma-?3",
         Advice("Gemma 3", {"temperature": 1.0, "top_p": 0.95, "top_k": 64}, "huggingface.co/google/gemma-3-270m-it"),
