@@ -133,6 +133,25 @@ async def test_a_tool_that_must_be_called(claude: anthropic.AsyncAnthropic, mode
     assert [(call.name, call.input) for call in answer.content] == [("get_weather", json.loads(ARGUMENTS))]
 
 
+async def test_a_call_without_arguments_has_an_empty_input(claude: anthropic.AsyncAnthropic, model: Model) -> None:
+    model.output = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    now = {"name": "now", "description": "The time.", "input_schema": {"type": "object", "properties": {}}}
+    body = BODY | {"tools": [now]}
+    answer = await claude.messages.create(**body)
+    async with claude.messages.stream(**body) as stream:
+        streamed = await stream.get_final_message()
+    for message in (answer, streamed):
+        assert message.stop_reason == "tool_use"
+        assert [(block.type, block.name, block.input) for block in message.content] == [("tool_use", "now", {})]
+    [call] = answer.content
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "noon"}
+    history = [*QUESTION, {"role": "assistant", "content": [call.model_dump()]}, {"role": "user", "content": [result]}]
+    model.output = "It is noon."
+    last = await claude.messages.create(**body | {"messages": history})
+    assert last.content[0].text == "It is noon."
+    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>' in model.prompt
+
+
 @pytest.mark.parametrize(
     ("arguments", "read"),
     [
