@@ -49,7 +49,7 @@ class NativeSamplingParams(_SameSampling):  # type: ignore[misc, valid-type]  # 
         0,
     )
     sampling_seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = field(
-        "executor", "The same seed gives the same output."
+        "executor", "The same seed draws the same random numbers, as `seed` of the other APIs."
     )
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = field("gateway", "Outputs for each prompt.", 1)
     stop: StopString | StopStrings | None = field(

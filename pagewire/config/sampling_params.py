@@ -81,7 +81,9 @@ PARAMETERS = (
               "Subtracted from the logit of each token in the output, once for each time it occurs.",
               _PENALTY, "in [-2, 2]", _unchanged, is_eager=True),
     Parameter("seed", int, None,
-              "The same seed gives the same output, regardless of other requests. Unset: random, or by `--seed`.",
+              "The same seed draws the same random numbers, regardless of other requests. These can change how logits"
+              " are rounded, and so the output, unless the server has `--batch-invariant`. Unset: random, or by"
+              " `--seed`.",
               _INT64, "of 64 bits", _unchanged),
     Parameter("max_tokens", int, None,
               "Most tokens of the output. Unset: as many as the model's length allows, in completions 16. More than the"

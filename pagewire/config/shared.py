@@ -179,7 +179,8 @@ class SeedConfig:
     seed: int | None = flag(
         None,
         "seed of the server; requests without a seed get one that follows from it and from their content, so that the "
-        "same request has the same output, and dummy weights follow from it (default: requests draw theirs)",
+        "same request draws the same random numbers (for the same output, see --batch-invariant), and dummy weights "
+        "follow from it (default: requests draw theirs)",
         group="model",
     )
 

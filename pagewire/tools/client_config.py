@@ -94,7 +94,7 @@ class ClientConfig(SamplingFlags, ClientTlsFlags):
     model: str = flag("", "served model name (default: the only one)", group="connection")
     seed: int | None = flag(
         None,
-        "same seed, same text (default: a random one)",
+        "same seed, same random numbers (default: a random one)",
         group="generation",
         valid=BY_NAME["seed"].valid,
     )

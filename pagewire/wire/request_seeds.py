@@ -1,6 +1,6 @@
 """Seeds of requests that have none, on a server with `--seed`: they follow from that seed and from the request alone.
 
-So the same request has the same output after each start of the server, whatever other requests arrive before it.
+So the same request draws the same random numbers after each start of the server, whatever other requests arrive.
 """
 
 from __future__ import annotations
