@@ -15,8 +15,8 @@ _decode = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, with_prompt: set[int]) -> bytes:
     """Returns the entry of these outputs.
 
-    outputs: the reply's latest, so that the state of `choices` includes them. with_prompt: the choices whose prompt
-    is in this entry or an earlier one; this function adds to it.
+    outputs: the reply's latest, so that the state of `choices` includes them. with_prompt: the choices with a prompt
+    in this entry or an earlier one; this function adds to it.
     """
     entry = []
     for index, output in outputs:

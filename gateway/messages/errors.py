@@ -12,7 +12,7 @@ from pagewire.gateway.messages.bodies.answers import (
 )
 
 _PATH = "/v1/messages"
-_SHARED = "/v1/models"  # clients of both APIs ask for it; the header tells whose
+_SHARED = "/v1/models"  # clients of both APIs ask for it; the header tells which API is meant
 _TYPES: Mapping[int, MessagesErrorType] = {
     401: "authentication_error",
     404: "not_found_error",

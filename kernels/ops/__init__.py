@@ -8,7 +8,7 @@ a CPU process never imports Triton.
 Callers import this package and call `ops.<op>`; its arguments are flat because torch's dispatcher has no structures.
 """
 
-# The folder above this one has no __init__.py, on purpose. In a plain checkout, whose root is on sys.path, it is also
+# The folder above this one has no __init__.py, on purpose. In a plain checkout with its root on sys.path, it is also
 # found as `kernels`, the name of a package of Hugging Face that transformers imports if it is installed. A folder
 # without an __init__.py gives way to a package wherever on the path that is; one with it would hide the package.
 

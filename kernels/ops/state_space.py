@@ -7,7 +7,7 @@ layer's part of the blocks: each is contiguous, the stride between blocks is fre
 
     block_table      int32 [num_reqs, any], of which the places up to the last token's are read
     query_start_loc  int32 [num_reqs + 1]
-    seq_lens         int32 [num_reqs], the last token's position + 1; 0 = padding, whose tokens are undefined
+    seq_lens         int32 [num_reqs], the last token's position + 1; 0 = padding, with undefined tokens
     max_query_len    no request has more tokens; sizes the launch
 """
 

@@ -146,7 +146,7 @@ class PackedGrouped:
 
 @dataclass(frozen=True)
 class RoughGrouped(PackedGrouped):
-    """A weight in the layout "cpu", without a codebook, whose products may round their inputs to 8 bits."""
+    """A weight in the layout "cpu", without a codebook; its products may round their inputs to 8 bits."""
 
     def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         product = ops.rough_grouped_linear(

@@ -72,7 +72,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     hf_overrides: str | None = flag(
         None,
-        "JSON object whose keys replace those of config.json, at every level",
+        "JSON object with keys that replace those of config.json, at every level",
         group="model",
         kind="json",
     )

@@ -66,7 +66,7 @@ _PENALTY = Range(minimum=-2, maximum=2)
 PARAMETERS = (
     Parameter("temperature", float, 1.0, "Divides the logits; 0 always takes the most probable token.",
               Range(minimum=0, maximum=_FLOAT32_MAX), ">= 0 and finite", _unchanged),
-    Parameter("top_p", float, 1.0, "Samples from the fewest tokens whose probabilities add up to this value.",
+    Parameter("top_p", float, 1.0, "Samples from the fewest tokens with probabilities that add up to this value.",
               Range(above=_ABOVE_ZERO, maximum=1), "in (0, 1]", _unchanged),
     Parameter("top_k", int, 0, "Samples from this many of the most probable tokens; 0 or -1: from all.",
               Range(minimum=-1, maximum=INT32_MAX), ">= 1, or 0 or -1 for off", _num_kept),

@@ -120,7 +120,7 @@ class TunedVector:
 class Student:
     """The trained part of a model: the parameters that `state` names. The others, embedding and head, do not change.
 
-    positions: those of weights whose codes are also trained, as in TunedWeight.
+    positions: those of weights of which the codes are also trained, as in TunedWeight.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class LayerQuantizer:
         return scales
 
     def _set(self, names: tuple[str, ...], rounded: Rounded) -> None:
-        """Sets the weights of these modules, whose outputs in order are those of `rounded`."""
+        """Sets the weights of these modules; their outputs in order are those of `rounded`."""
         start = 0
         for name in names:
             module = self._linear(name)

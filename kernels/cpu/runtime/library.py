@@ -51,7 +51,7 @@ _of_thread = _OfThread()
 
 
 def bind(name: str, *argument_types: Any) -> Callable[..., None]:
-    """Returns the library's function pagewire_<name>, whose calls are recorded."""
+    """Returns the library's function pagewire_<name>; its calls are recorded."""
     function = getattr(_library, f"pagewire_{name}")
     function.argtypes = argument_types
     function.restype = None

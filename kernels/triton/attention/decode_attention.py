@@ -187,8 +187,8 @@ def decode_attention_kernel(
 def _load_blocks(
     block_table_ptr, entry, start, bound, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WHOLE_TILES: tl.constexpr
 ):  # fmt: skip
-    """Returns the block ids of the tile at `start`. bound: the request's last tile, whose ids those behind it get; or,
-    without WHOLE_TILES, the end of its keys."""
+    """Returns the block ids of the tile at `start`. bound: the request's last tile, with the ids that tiles behind it
+    get; or, without WHOLE_TILES, the end of its keys."""
     if WHOLE_TILES:
         start = tl.minimum(tl.cast(start, tl.uint32), bound)
         return load_whole_tile_blocks(block_table_ptr, entry, start, BLOCK_SIZE, BLOCK_N)

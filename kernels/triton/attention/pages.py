@@ -25,8 +25,8 @@ def load_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.con
 
 @triton.jit
 def load_whole_tile_blocks(table_ptr, entry, start, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """`load_blocks` by one load, unmasked: of a table whose row begins at `entry`, which like the rows' length is a
-    multiple of the pages of a tile; so is `start` of BLOCK_N. What is behind the request's last page means nothing."""
+    """`load_blocks` by one load, unmasked. entry: where the table's row begins; it and the rows' length are multiples
+    of the pages of a tile, and `start` is one of BLOCK_N. What is behind the request's last page means nothing."""
     PAGES: tl.constexpr = max(1, BLOCK_N // BLOCK_SIZE)
     first = tl.multiple_of(entry + (start.to(tl.uint32) // BLOCK_SIZE).to(tl.int32), PAGES)
     return tl.load(table_ptr + (first + tl.arange(0, PAGES)), cache_modifier=".cg")

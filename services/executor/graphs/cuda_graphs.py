@@ -7,7 +7,7 @@ row (-1) and leaves no trace.
 Steps with one token per request are recorded by their number of requests, all others by their number of tokens,
 regardless of how these are divided among requests. For steps with drafts, one graph per number of drafts would need k
 times as many graphs, and padding every request to the longest would multiply the tokens. For steps with prompts there
-is no alternative. Kernels whose work depends on requests (attention) find their work on the device: their grid is the
+is no alternative. Kernels with work that depends on requests (attention) find it on the device: their grid is the
 largest that this many tokens may need.
 """
 

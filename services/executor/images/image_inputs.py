@@ -73,7 +73,7 @@ class ImageInputs:
         return form.num_tokens(form.largest(1, 0)) or 0
 
     def filled(self, request: NewRequest) -> NewRequest:
-        """Returns a dummy request whose prompt ends with the largest images that it has room for."""
+        """Returns a dummy request with a prompt that ends with the largest images that it has room for."""
         if not isinstance(self._model, VisionModel):
             return request
         form, end = self._model.image_form, request.num_prompt_tokens

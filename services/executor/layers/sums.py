@@ -14,15 +14,15 @@ class Summed(Protocol):
 
     @property
     def summing_ranks(self) -> Communicator | None:
-        """Returns the ranks whose parts of its output it sums; None: its output needs no sum."""
+        """Returns the ranks between which it sums the parts of its output; None: its output needs no sum."""
 
     def leave_sum(self) -> None:
         """Makes it return the rank's part of its output from now on."""
 
 
 class JointSum:
-    """The sum over ranks of layers whose outputs are added first. If all of them sum over ranks, they leave this sum
-    to this object, which is called with their added outputs. Otherwise the layers stay unchanged."""
+    """The sum over ranks of several layers, of which the outputs are added first. If all of them sum over ranks, they
+    leave this sum to this object, which is called with their added outputs. Otherwise the layers stay unchanged."""
 
     __slots__ = ("_ranks",)
 

@@ -95,7 +95,7 @@ class WeightFormat(Protocol):
     ) -> QuantizedWeight:
         """Returns the weight, from tensors that fit `tensors()`; an optional one may be missing.
 
-        part: the weight is this part of a larger one, whose tensors are given as selected by `TensorSpec.index`.
+        part: the weight is this part of a larger one; `TensorSpec.index` selected the given tensors from those of it.
 
         Raises ModelLoadError, naming the suffix, for impossible values.
         """

@@ -26,7 +26,7 @@ class Ahead:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._lock = threading.Lock()
-        self._session: Session | None = None  # the latest one whose steps the followers have received
+        self._session: Session | None = None  # the latest one with steps that the followers have received
         self._behind: set[int] = set()  # ids of items that are sent when their turn comes
 
     def arrived(self, item: Item, put: Callable[[Item], None]) -> None:

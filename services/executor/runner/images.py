@@ -31,7 +31,7 @@ class Images(Protocol):
         """Returns the part of the step that belongs to prompts with images; None if there is none."""
 
     def filled(self, request: NewRequest) -> NewRequest:
-        """Returns a dummy request whose prompt ends with the largest images that it has room for."""
+        """Returns a dummy request with a prompt that ends with the largest images that it has room for."""
 
 
 class _NoImages:

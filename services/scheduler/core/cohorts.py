@@ -1,4 +1,4 @@
-"""The requests that decode in a step of an executor whose layers are stages of a pipeline.
+"""The requests that decode in a step of an executor with its layers in stages of a pipeline.
 
 S stages compute S steps at the same time. A request's next token needs its last one, which the last stage samples, so
 it gains nothing from a step while its last token is still in flight: the first stage would wait, and then all others.

@@ -12,7 +12,7 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 MAX_ID_BYTES = 64
-# Finished replacements whose answers are kept. A call is repeated within a minute, in which few can have finished.
+# Finished replacements with answers that are kept. A call is repeated within a minute, in which few can have finished.
 _MAX_KEPT = 64
 
 

@@ -34,7 +34,7 @@ class Detokenizer:
         """Takes the tokens before the first one that is pushed.
 
         Their text is not returned: the text of the pushed tokens is what remains of the text of all after theirs. A
-        character whose last bytes are pushed is returned whole.
+        character is returned whole if its last bytes are pushed.
         """
         num_taken = 0
         for token_id in token_ids:  # until the first of them that has text

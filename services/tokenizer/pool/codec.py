@@ -61,7 +61,7 @@ class Codec:
         return self._encode(text, add_special_tokens, room)
 
     def encode_infill(self, prefix: str, suffix: str, add_special_tokens: bool, room: Room | None = None) -> list[int]:
-        """Returns the tokens of a prompt whose middle the model fills in. Raises TextTooLong."""
+        """Returns the tokens of a prompt in which the model fills in the middle. Raises TextTooLong."""
         fitted = self.limit.fitted
         return infill_ids(self.tokenizer, fitted(prefix, room), fitted(suffix, room), add_special_tokens)
 

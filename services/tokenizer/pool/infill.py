@@ -1,4 +1,4 @@
-"""Prompts whose middle the model fills in: a prefix and a suffix, between special tokens."""
+"""Prompts in which the model fills in the middle: a prefix and a suffix, between special tokens."""
 
 from pagewire.files.tokenizer_files.loaded_tokenizer import LoadedTokenizer
 

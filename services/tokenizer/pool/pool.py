@@ -106,7 +106,7 @@ class TokenizerPool:
     async def encode_infill(
         self, prefix: str, suffix: str, *, add_special_tokens: bool, room: Room | None = None
     ) -> list[int]:
-        """Returns the tokens of a prompt whose middle is filled in. Raises TextTooLong."""
+        """Returns the tokens of a prompt in which the middle is filled in. Raises TextTooLong."""
         size = len(prefix) + len(suffix)
         return_memory_after(size)
         for text in (prefix, suffix):

@@ -11,7 +11,7 @@ from pagewire.v1 import inference_pb2
 
 # Violations that an error message names; the details of the status have more.
 MAX_NAMED = 5
-# Roles whose messages may have no content: an assistant that only reasoned or called, a tool without output.
+# Roles with messages that may have no content: an assistant that only reasoned or called, a tool without output.
 MAY_BE_EMPTY = ("assistant", "tool", "function")
 
 

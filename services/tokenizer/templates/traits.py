@@ -1,7 +1,7 @@
 """Traits of chat templates: what they do with roles, ids and arguments, found by rendering small conversations.
 
-Templates of some families drop a message whose role they do not know, or show it as the assistant's. Their text does
-not tell; what they render does.
+Templates of some families drop a message with a role that they do not know, or show it as the assistant's. Their text
+does not tell; what they render does.
 """
 
 from collections.abc import Mapping, Sequence

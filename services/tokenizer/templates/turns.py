@@ -97,7 +97,7 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def _has_image(turn: dict[str, Any]) -> bool:
-    """Returns whether a message has images, whose order in the prompt must not change."""
+    """Returns whether a message has images: their order in the prompt must not change."""
     content = turn.get("content")
     return isinstance(content, list) and any("text" not in part for part in content)
 

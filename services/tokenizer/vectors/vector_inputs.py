@@ -71,7 +71,7 @@ def _special_ids(pool: TokenizerPool, options: inference_pb2.InputOptions) -> se
 
 
 def _check_ids(ids: Sequence[int], special: set[int], info: common_pb2.ModelInfo, name: str) -> None:
-    """Refuses ids of another tokenizer, whose vectors would be wrong. Raises RpcError (INVALID_ARGUMENT)."""
+    """Refuses ids of another tokenizer: their vectors would be wrong. Raises RpcError (INVALID_ARGUMENT)."""
     remedy = "send text; with LangChain, OpenAIEmbeddings(check_embedding_ctx_length=False)"
     if ids and max(ids) >= info.vocab_size:
         last = info.vocab_size - 1

@@ -1,4 +1,4 @@
-"""JSON whose numbers keep all their digits, and how values are written."""
+"""Reads JSON with all digits of its numbers, and writes values."""
 
 from __future__ import annotations
 

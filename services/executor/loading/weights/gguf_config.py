@@ -38,7 +38,7 @@ def gguf_architecture(file: GgufFile) -> str:
 
 def gguf_eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     """The tokens that end an output: those which the file names, then those known by their text."""
-    tokens = file.metadata.get(TOKENS)  # whose type the tokenizer checks
+    tokens = file.metadata.get(TOKENS)  # the tokenizer checks their type
     named = [token_id for key in END_KEYS if (token_id := file.integer(key)) is not None]
     return tuple(dict.fromkeys((*named, *end_token_ids_by_text(tokens if _are_texts(tokens) else ()))))
 
