@@ -14,7 +14,7 @@ from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.functions import FunctionChoice, functions_to_tools
 from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.gateway.schema.sampling import EAGER
-from pagewire.gateway.schema.tools import Function, ToolChoice
+from pagewire.gateway.schema.tools import PARALLEL, Function, ToolChoice
 
 
 class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
@@ -25,7 +25,7 @@ class ChatCompletionRequest(GenerationParameters, ChatPromptParameters):
         "forces a call, with any model.",
         "auto",
     )
-    parallel_tool_calls: bool | None = field("tokenizer", "false: only the first call is returned.", True)
+    parallel_tool_calls: bool | None = field("tokenizer", PARALLEL)
     functions: list[Function] | None = field("tokenizer", "Older form of `tools`. The answer has one `function_call`.")
     function_call: FunctionChoice | None = field("tokenizer", "Older form of `tool_choice`.", "auto")
     include_reasoning: bool | None = field("gateway", "false: the answer has no `reasoning`.", True)

@@ -56,7 +56,8 @@ def set_output_parsing(parsing: inference_pb2.OutputParsing, body: ChatCompletio
     choice = body.tool_choice
     # A beginning that the client has written belongs to the answer, not to the reasoning before it.
     parsing.reasoning = not body.continue_final_message and body.separate_reasoning is not False
-    parsing.first_tool_call_only = body.parallel_tool_calls is False
+    if body.parallel_tool_calls is not None:
+        parsing.first_tool_call_only = not body.parallel_tool_calls
     if choice == "required":
         parsing.required = True
     elif isinstance(choice, NamedToolChoice):

@@ -60,10 +60,15 @@ def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
         top_k=body.top_k,
         cache_salt=body.cache_salt,
         tool_choice=_tool_choice(body),
-        parallel_tool_calls=False if getattr(body.tool_choice, "disable_parallel_tool_use", None) else None,
+        parallel_tool_calls=_parallel_tool_calls(body),
         response_format=_response_format(body),
         thinking_token_budget=getattr(body.thinking, "budget_tokens", None),
     )
+
+
+def _parallel_tool_calls(body: MessagesRequest) -> bool | None:
+    disabled: bool | None = getattr(body.tool_choice, "disable_parallel_tool_use", None)
+    return None if disabled is None else not disabled
 
 
 def names_of(body: MessagesRequest) -> dict[str, str]:

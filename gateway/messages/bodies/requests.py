@@ -78,7 +78,9 @@ class ToolChoiceAny(BoundedModel):
     model_config = STRICT
 
     type: Literal["any"]
-    disable_parallel_tool_use: bool | None = field("executor", "Exactly one call.", False)
+    disable_parallel_tool_use: bool | None = field(
+        "executor", "Exactly one call. Unset: true for models whose calls have no parser."
+    )
 
 
 class ToolChoiceTool(BoundedModel):

@@ -17,7 +17,7 @@ from pagewire.gateway.schema.parameters import LABEL, Parameters
 from pagewire.gateway.schema.sampling import EAGER
 from pagewire.gateway.schema.sglang import SglangParameters
 from pagewire.gateway.schema.structured import JsonObjectFormat, TextFormat
-from pagewire.gateway.schema.tools import Name
+from pagewire.gateway.schema.tools import PARALLEL, Name
 
 _STRICT = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 LOGPROBS = "message.output_text.logprobs"
@@ -201,7 +201,7 @@ class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its
         "auto",
         union_mode="left_to_right",
     )
-    parallel_tool_calls: bool | None = field("tokenizer", "false: only the first call is returned.", True)
+    parallel_tool_calls: bool | None = field("tokenizer", PARALLEL)
     text: TextConfig | None = field("executor", "The form of the text.")
     reasoning: ReasoningConfig | None = field("tokenizer", "The reasoning of models that reason.")
     include: list[Includable] | None = field(

@@ -30,7 +30,7 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
     """
     parsing, reader = request.output_parsing, parsers.call_reader
     if (kind := parsing.WhichOneof("forced")) is not None:
-        return _forced(parsing, tools_of(request), kind)
+        return _forced(parsing, tools_of(request), kind, only_one=parsers.makes_one_call(parsing))
     if not parsing.tool_calls or reader is None:
         return given
     tools = tools_of(request)
@@ -48,7 +48,7 @@ def grammar_with_calls(request: GenerateRequest, given: Grammar | None, parsers:
     try:
         format = reader.output_format(
             callable_tools,
-            only_one=parsing.first_tool_call_only,
+            only_one=parsers.makes_one_call(parsing),
             answer=answer,
             excludes=parsers.reasoning_marks if parsing.reasoning else (),
         )
@@ -107,7 +107,7 @@ def _json_format(grammar: Grammar) -> Format | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar:
+def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str, *, only_one: bool) -> Grammar:
     """Returns a grammar of calls alone, in JSON, which does not depend on the model's marks."""
     if not tools:
         raise invalid(f"output_parsing.{kind} needs tools, in the chat or in output_parsing", f"output_parsing.{kind}")
@@ -116,7 +116,7 @@ def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str) -> Grammar
             tag(f'{{"name": {tool.json_name}, "arguments": ', tool.arguments, "}")
             for tool in (CallableTool(tool.name, _schema(tool)) for tool in tools)
         ]
-        return _structural_tag(tag("[", listed(calls, ", ", only_one=parsing.first_tool_call_only), "]"))
+        return _structural_tag(tag("[", listed(calls, ", ", only_one=only_one), "]"))
     for tool in tools:
         if tool.name == parsing.named:
             return Grammar(json_schema=_to_json(_schema(tool)), whitespace_pattern=WHITESPACE)

@@ -149,6 +149,13 @@ class OutputParsers:
         readers = (parsing.reasoning and self._reasoning, parsing.tool_calls and self.call_reader)
         return frozenset(mark for reader in readers if reader for mark in reader.marks)
 
+    def makes_one_call(self, parsing: OutputParsing) -> bool:
+        """Returns whether an output has at most one call."""
+        if parsing.HasField("first_tool_call_only"):
+            return parsing.first_tool_call_only
+        # A model that was never trained to call adds calls to a required one until max_tokens.
+        return self.call_reader is None and parsing.WhichOneof("forced") is not None
+
     def make(
         self, parsing: OutputParsing, prompt_token_ids: Sequence[int], tools: Sequence[Tool] = ()
     ) -> OutputParser | None:
@@ -162,7 +169,7 @@ class OutputParsers:
         return OutputParser(
             reasoning(self._prompt_end(prompt_token_ids)) if reasoning is not None else None,
             tool_calls,
-            first_call_only=parsing.first_tool_call_only,
+            first_call_only=self.makes_one_call(parsing),
         )
 
     def thinking(self, prompt_token_ids: Sequence[int], budget: int | None) -> Thinking | None:

@@ -255,7 +255,11 @@ async def test_tool_choice(client: httpx.AsyncClient, fake: FakeTokenizer) -> No
 
     auto = await request(type="auto", disable_parallel_tool_use=True)
     assert auto.output_parsing.tool_calls and auto.output_parsing.first_tool_call_only
-    assert (await request(type="any")).output_parsing.required
+    required = await request(type="any")
+    assert required.output_parsing.required and not required.output_parsing.HasField("first_tool_call_only")
+    several = await request(type="any", disable_parallel_tool_use=False)
+    assert several.output_parsing.HasField("first_tool_call_only")
+    assert not several.output_parsing.first_tool_call_only
     assert (await request(type="tool", name="look")).output_parsing.named == "look"
     none = await request(type="none")
     assert not none.chat.tools and not none.output_parsing.tool_calls

@@ -256,6 +256,29 @@ async def test_calls_may_be_required_over_grpc(make_line, pool) -> None:
     assert "get_weather" in first.structural_tag and first == second
 
 
+@pytest.mark.parametrize(
+    ("template", "options", "num_calls"),
+    [
+        # A model without a format of calls was not trained to end a list of them.
+        ("", {}, 1),
+        ("", {"first_tool_call_only": False}, 2),
+        ("qwen3", {}, 2),
+        ("qwen3", {"first_tool_call_only": True}, 1),
+    ],
+)
+async def test_how_many_calls_a_model_makes_of_which_one_is_required(
+    make_line, template: str, options: dict[str, bool], num_calls: int
+) -> None:
+    call = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    line = make_line(f"[{call}, {call}]", config={"chat_template": FAMILIES[template]} if template else {})
+    async with line.running():
+        result = await line.generate(chat=WITH_TOOL, output_parsing=OutputParsing(required=True, **options))
+    assert merged(result.responses)[2] == [("get_weather", '{"city": "Oslo"}')] * num_calls
+    [request] = line.scheduler.requests
+    calls = json.loads(request.sampling_params.grammar.structural_tag)["format"]["content"]
+    assert calls["stop_after_first"] == (num_calls == 1)
+
+
 @pytest.mark.parametrize("thought", ["", "<think>\nWhere?\n</think>\n\n"])
 async def test_reasoning_before_calls_that_must_be(make_line, pool, thought: str) -> None:
     line = make_line(f'{thought}[{{"name": "get_weather", "arguments": {{"city": "Oslo"}}}}]')
