@@ -115,7 +115,8 @@ class ChatPromptParameters(Parameters):
     """The parameters that control how messages become a prompt."""
 
     tools: list[Tool] | None = field(
-        "tokenizer", "The functions that the model may call; templates without tools ignore them."
+        "tokenizer",
+        "The functions that the model may call; templates without tools ignore them unless one must be called.",
     )
     documents: list[dict[str, Any]] | None = field(
         "tokenizer", "Documents, for templates that use them; others ignore them."

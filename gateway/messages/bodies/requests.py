@@ -157,7 +157,8 @@ class CountTokensRequest(Parameters):
     )
     system: str | list[TextBlockParam] | None = field("tokenizer", "The system message.", union_mode="left_to_right")
     tools: Annotated[list[ToolParam] | None, BeforeValidator(_only_own_tools)] = field(
-        "tokenizer", "The tools that the model may call; templates without tools ignore them."
+        "tokenizer",
+        "The tools that the model may call; templates without tools ignore them unless one must be called.",
     )
     tool_choice: ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone | None = field(
         "tokenizer", "Whether tools may or must be called.", {"type": "auto"}, discriminator="type"

@@ -193,7 +193,8 @@ class CreateResponse(SharedParameters):  # type: ignore[misc, valid-type]  # its
     background: bool | None = field("gateway", "Answer at once, and generate in the background.", False)
     stream_options: ResponseStreamOptions | None = field("gateway", "Only with `stream`.")
     tools: FunctionTools | None = field(
-        "tokenizer", "The functions that the model may call; templates without tools ignore them."
+        "tokenizer",
+        "The functions that the model may call; templates without tools ignore them unless one must be called.",
     )
     tool_choice: FunctionChoice | None = field(
         "tokenizer",

@@ -16,7 +16,7 @@ from pagewire.services.tokenizer.parsers.shared.formats import (
     tag,
     text_of,
 )
-from pagewire.services.tokenizer.templates.chat_messages import json_object
+from pagewire.services.tokenizer.templates.chat_messages import json_object, json_text
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.inference_pb2 import GenerateRequest, OutputParsing, Tool
 
@@ -119,7 +119,7 @@ def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str, *, only_on
         return _structural_tag(tag("[", listed(calls, ", ", only_one=only_one), "]"))
     for tool in tools:
         if tool.name == parsing.named:
-            return Grammar(json_schema=_to_json(_schema(tool)), whitespace_pattern=WHITESPACE)
+            return Grammar(json_schema=json_text(_schema(tool)), whitespace_pattern=WHITESPACE)
     names = ", ".join(tool.name for tool in tools)
     raise invalid(
         f"output_parsing.named is {parsing.named!r}, which is not among the tools: {names}", "output_parsing.named"
@@ -127,11 +127,4 @@ def _forced(parsing: OutputParsing, tools: Sequence[Tool], kind: str, *, only_on
 
 
 def _structural_tag(format: Format) -> Grammar:
-    return Grammar(structural_tag=_to_json({"type": "structural_tag", "format": format}))
-
-
-def _to_json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        raise invalid("the schema of a tool is nested too deeply") from None
+    return Grammar(structural_tag=json_text({"type": "structural_tag", "format": format}))

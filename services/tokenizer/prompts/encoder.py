@@ -74,4 +74,6 @@ class PromptEncoder:
 def _key(request: inference_pb2.GenerateRequest) -> Hashable:
     messages = request.chat.messages
     last = messages[-1].content if messages else ""
-    return request.WhichOneof("prompt"), request.text, request.suffix, len(messages), last, adds_special_tokens(request)
+    parsing = request.output_parsing
+    what = request.WhichOneof("prompt"), request.text, request.suffix, adds_special_tokens(request)
+    return *what, len(messages), last, parsing.WhichOneof("forced"), parsing.named

@@ -46,6 +46,8 @@ class Chat:
     # {"title": ..., "text": ...}, or other keys that the template knows.
     documents: Sequence[Mapping[str, Any]] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # The tools of which one must be called, in words, for a template that shows none.
+    tools_in_words: str = ""
 
     @property
     def num_chars(self) -> int:
@@ -69,11 +71,11 @@ class Compiled:
     tests_strings: bool
 
 
-# (messages, template, whether the last one is continued) -> messages that the template takes. Raises ChatError.
-Fit = Callable[[list[Turn], Compiled, bool], list[Turn]]
+# (messages, template, their chat) -> messages that the template takes. Raises ChatError.
+Fit = Callable[[list[Turn], Compiled, Chat], list[Turn]]
 
 
-def as_they_are(turns: list[Turn], template: Compiled, continues: bool) -> list[Turn]:
+def as_they_are(turns: list[Turn], template: Compiled, chat: Chat) -> list[Turn]:
     return turns
 
 
@@ -99,7 +101,7 @@ def render_chat(
         )
     try:
         compiled = _compile(template)
-        turns = fit(list(map(dict, chat.messages)), compiled, chat.continue_final_message)
+        turns = fit(list(map(dict, chat.messages)), compiled, chat)
         messages = _messages_for(compiled, turns, image_token)
         final_text = _mark_final_message(messages) if chat.continue_final_message else ""
         # None if there are none, as in transformers: templates test for that.

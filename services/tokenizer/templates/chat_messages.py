@@ -33,8 +33,12 @@ class Arguments(dict[str, Any]):
         return other + self.text
 
 
-def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
-    """Returns a chat as templates read it. Its messages are checked before. Raises RpcError (INVALID_ARGUMENT)."""
+def to_chat(prompt: inference_pb2.ChatPrompt, parsing: inference_pb2.OutputParsing | None = None) -> Chat:
+    """Returns a chat as templates read it. Its messages are checked before. parsing: of its answer.
+
+    Raises RpcError (INVALID_ARGUMENT).
+    """
+    tools = [_tool(tool) for tool in prompt.tools]
     if prompt.HasField("add_generation_prompt"):
         add_generation_prompt = prompt.add_generation_prompt
     else:
@@ -44,13 +48,14 @@ def to_chat(prompt: inference_pb2.ChatPrompt) -> Chat:
         add_generation_prompt=add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
         chat_template=prompt.chat_template,
-        tools=[_tool(tool) for tool in prompt.tools],
+        tools=tools,
         documents=[
             json_object(text, f"documents[{i}]", f"chat.documents_json[{i}]")
             for i, text in enumerate(prompt.documents_json)
         ],
         template_kwargs=_effort(prompt)
         | json_object(prompt.chat_template_kwargs_json, "chat_template_kwargs", "chat.chat_template_kwargs_json"),
+        tools_in_words="" if parsing is None else _in_words(tools, parsing),
     )
 
 
@@ -163,6 +168,24 @@ def _tool(tool: inference_pb2.Tool) -> dict[str, Any]:
             tool.parameters_json, f"the schema of the parameters of {tool.name!r}", "chat.tools"
         )
     return {"type": "function", "function": function}
+
+
+def _in_words(tools: list[dict[str, Any]], parsing: inference_pb2.OutputParsing) -> str:
+    """Returns what tells a model which tools it must call; "" if it need not call any."""
+    functions = [tool["function"] for tool in tools]
+    kind = parsing.WhichOneof("forced")
+    if kind == "required" and functions:
+        return f"You call functions. Functions: {json_text(functions)}"
+    named = [function for function in functions if kind == "named" and function["name"] == parsing.named]
+    return f"Call this function: {json_text(named[0])}" if named else ""
+
+
+def json_text(value: Any) -> str:
+    """Returns the JSON of tools or of their schemas. Raises RpcError (INVALID_ARGUMENT)."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise invalid("the schema of a tool is nested too deeply") from None
 
 
 def _effort(prompt: inference_pb2.ChatPrompt) -> dict[str, Any]:

@@ -64,6 +64,11 @@ class Traits:
         return any(self._shows(list(map(self._turn, before)), _MARK, []) for before in _ANY_PLACE)
 
     @cached_property
+    def shows_tools(self) -> bool:
+        """Tells whether the tools that may be called are shown."""
+        return self._rendered([self._turn("user")]) != self._rendered([self._turn("user")], tools=None)
+
+    @cached_property
     def shows_results(self) -> bool:
         """Tells whether the messages of tools are shown."""
         calling = self._turn("assistant") | {"content": "", "tool_calls": [self._call({})]}
@@ -100,9 +105,9 @@ class Traits:
     def _content(self, text: str) -> Any:
         return [{"type": "text", "text": text}] if self._as_parts else text
 
-    def _rendered(self, messages: Sequence[Message]) -> str | None:
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Message] | None = (_TOOL,)) -> str | None:
         """Returns the prompt; None if the template refuses it."""
-        variables = {"tools": [_TOOL], "documents": None, "add_generation_prompt": False}
+        variables = {"tools": tools and list(tools), "documents": None, "add_generation_prompt": False}
         try:
             return self._template.render(_SPECIAL_TOKENS | variables, messages=messages)
         except (jinja2.TemplateError, *FAULTS):

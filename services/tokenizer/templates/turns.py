@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagewire.services.tokenizer.templates.arguments import recovered
-from pagewire.services.tokenizer.templates.chat import ChatError, Compiled, Turn
+from pagewire.services.tokenizer.templates.chat import Chat, ChatError, Compiled, Turn
 from pagewire.services.tokenizer.templates.traits import Traits, traits_of
 
 _USUAL = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -20,9 +20,9 @@ _ID_CHARS = string.digits + string.ascii_letters
 Turns = list[Turn]
 
 
-def fit_turns(turns: Turns, template: Compiled, continues: bool) -> Turns:
-    """Returns messages that the template takes; changes the given ones. continues: the last one is continued, and stays
-    as it is.
+def fit_turns(turns: Turns, template: Compiled, chat: Chat) -> Turns:
+    """Returns messages that the template takes; changes the given ones, which are those of the chat. One that is
+    continued stays as it is.
 
     Raises ChatError for a message that the model would not see.
     """
@@ -31,9 +31,11 @@ def fit_turns(turns: Turns, template: Compiled, continues: bool) -> Turns:
     for role, index in roles.items():
         _check_role(role, index, traits)
     _fit_calls(turns, traits)
-    if roles.keys().isdisjoint(_INSTRUCTING):
+    if chat.tools_in_words and not traits.shows_tools:
+        turns.insert(0, {"role": "system", "content": chat.tools_in_words})
+    elif roles.keys().isdisjoint(_INSTRUCTING):
         return turns
-    kept = turns[-1:] if continues else []
+    kept = turns[-1:] if chat.continue_final_message else []
     return _fit_instructions(turns[: len(turns) - len(kept)], traits) + kept
 
 

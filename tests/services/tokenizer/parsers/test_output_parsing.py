@@ -1,5 +1,6 @@
 """Reasoning and tool calls at the tokenizer's own API: separated, merged, resumed."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -277,6 +278,18 @@ async def test_how_many_calls_a_model_makes_of_which_one_is_required(
     [request] = line.scheduler.requests
     calls = json.loads(request.sampling_params.grammar.structural_tag)["format"]["content"]
     assert calls["stop_after_first"] == (num_calls == 1)
+
+
+async def test_equal_chats_of_which_one_must_be_called_have_prompts_of_their_own(make_line, smollm2) -> None:
+    """SmolLM2's template shows no tools, so a prompt names them only if they must be called."""
+    forms = [OutputParsing(required=True), OutputParsing(), OutputParsing(named="get_weather")]
+    async with (line := make_line("{}")).running():
+        results = await asyncio.gather(*(line.generate(chat=WITH_TOOL, output_parsing=form) for form in forms))
+    some, none, one = (smollm2.decode(result.prompt_token_ids, skip_special_tokens=True) for result in results)
+    function = '{"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}}'
+    assert f"You call functions. Functions: [{function}]" in some
+    assert f"Call this function: {function}" in one
+    assert "get_weather" not in none
 
 
 @pytest.mark.parametrize("thought", ["", "<think>\nWhere?\n</think>\n\n"])

@@ -11,7 +11,7 @@ from pagewire.services.tokenizer.templates.arguments import recovered
 from pagewire.services.tokenizer.templates.chat import ChatError, render_chat
 from pagewire.services.tokenizer.templates.chat_messages import to_chat
 from pagewire.services.tokenizer.templates.turns import fit_turns
-from pagewire.v1.inference_pb2 import ChatMessage, ChatPrompt, ContentPart, Tool, ToolCall
+from pagewire.v1.inference_pb2 import ChatMessage, ChatPrompt, ContentPart, OutputParsing, Tool, ToolCall
 from tests.services.tokenizer.chat_templates import FAMILIES
 from tests.sweep import examples
 
@@ -41,9 +41,11 @@ CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content 
 TEMPLATES = FAMILIES | {"gemma2": GEMMA2, "qwen35": QWEN35, "phi3": PHI3, "chatml": CHATML}
 
 
-def render(template: str, *turns: tuple[str, str] | ChatMessage, **prompt: Any) -> str:
+def render(
+    template: str, *turns: tuple[str, str] | ChatMessage, parsing: OutputParsing | None = None, **prompt: Any
+) -> str:
     messages = [turn if isinstance(turn, ChatMessage) else ChatMessage(role=turn[0], content=turn[1]) for turn in turns]
-    chat = to_chat(ChatPrompt(messages=messages, **prompt))
+    chat = to_chat(ChatPrompt(messages=messages, **prompt), parsing)
     return render_chat(chat, template, {"bos_token": "", "eos_token": "</s>"}, fit=fit_turns)
 
 
@@ -61,6 +63,29 @@ def test_a_developer_is_the_system(family: str, tools: list[Tool]) -> None:
         text = render(template, *turns, tools=tools)
         assert text == render(template, *same, tools=tools)
         assert "developer" not in text and all(said in text for role, said in turns)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("system", [[], [("system", "Be brief.")]], ids=["no system", "system"])
+def test_a_model_that_must_call_is_told_what(family: str, system: list[tuple[str, str]]) -> None:
+    """The template tells it, else the system does, in front of what the client says as the system."""
+    template, turns = TEMPLATES[family], [*system, ("user", "Hi.")]
+    tools = [Tool(name=name, description=f"{name}s", parameters_json='{"title": "é"}') for name in ("look", "list")]
+    functions = [
+        f'{{"name": "{name}", "description": "{name}s", "parameters": {{"title": "é"}}}}' for name in ("look", "list")
+    ]
+    may = render(template, *turns, tools=tools, parsing=OutputParsing(tool_calls=True))
+    one = render(template, *turns, tools=tools, parsing=OutputParsing(named="list"))
+    some = render(template, *turns, tools=tools, parsing=OutputParsing(required=True))
+    other = render(template, *turns, tools=tools, parsing=OutputParsing(named="ls"))
+    assert may == other == render(template, *turns, tools=tools)
+    if family in FAMILIES and not family.startswith("deepseek"):
+        assert one == some == may
+        return
+    says = lambda words: render(template, ("system", words), *turns)  # noqa: E731
+    assert one == says(f"Call this function: {functions[1]}")
+    assert some == says(f"You call functions. Functions: [{', '.join(functions)}]")
+    assert all(said in some for _, said in turns)
 
 
 def test_a_template_that_knows_developers_gets_them() -> None:
