@@ -23,6 +23,8 @@ PYTHON = {
     "llamaindex": ("llamaindex.py", LLAMAINDEX),
     "litellm": ("others.py", ["litellm", "mcp"]),
     "instructor": ("others.py", ["instructor"]),
+    "pydantic-ai": ("others.py", ["pydantic-ai-slim[openai]"]),
+    "anthropic": ("others.py", ["anthropic"]),
     "agents": ("agents.py", ["openai-agents"]),
     "schemathesis": ("fuzz.py", ["schemathesis"]),
 }

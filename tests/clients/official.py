@@ -69,6 +69,34 @@ def structured() -> None:
         assert stream.get_final_completion().choices[0].message.content == "It is 5."
 
 
+def streamed_calls() -> None:
+    """Whole, without arguments, and cut off after every token."""
+    tools: list[Any] = [openai.pydantic_function_tool(Add), {"type": "function", "function": {"name": "now"}}]
+    named: Any = {"type": "function", "function": {"name": "Add"}}
+
+    def called(choice: Any, max_tokens: int = 80, only: Any = tools[0]) -> tuple[str, str]:
+        whole, reason = "", ""
+        asked = ASKED | {"max_tokens": max_tokens, "tools": [only], "tool_choice": choice}
+        try:
+            with client().chat.completions.stream(**asked) as stream:
+                for event in stream:
+                    if event.type == "tool_calls.function.arguments.delta":
+                        whole += event.arguments_delta
+                reason = stream.get_final_completion().choices[0].finish_reason
+        except openai.LengthFinishReasonError as error:
+            reason = error.completion.choices[0].finish_reason
+        return whole, reason
+
+    for choice in ("required", named):
+        written, reason = called(choice)
+        assert Add.model_validate_json(written) and reason == ("tool_calls" if choice == "required" else "stop")
+        for max_tokens in range(1, 25):
+            beginning, reason = called(choice, max_tokens)
+            assert written.startswith(beginning), (beginning, written)
+            assert reason == "length" or beginning == written, (max_tokens, reason)
+    assert json.loads(called("required", only=tools[1])[0]) == {}
+
+
 def responses() -> None:
     ai = client()
     answer = ai.responses.create(**RESPOND)
@@ -140,7 +168,7 @@ async def asynchronous() -> None:
 
 
 if __name__ == "__main__":
-    for check in (text, structured, responses, vectors_and_models, batches, errors):
+    for check in (text, structured, streamed_calls, responses, vectors_and_models, batches, errors):
         check()
         print(f"openai: {check.__name__} ok")
     asyncio.run(asynchronous())

@@ -1,4 +1,4 @@
-"""LiteLLM and instructor, each where it is installed; see README.md."""
+"""LiteLLM, instructor, pydantic-ai and Anthropic's client, each where it is installed; see README.md."""
 
 import asyncio
 import importlib.util
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 CHAT, EMBED, SCRIPTED = (os.environ[f"PAGEWIRE_{name}"] for name in ("CHAT", "EMBED", "SCRIPTED"))
 MODEL = "smollm2-135m-instruct"
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-ADD = {
+ADD: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -73,8 +73,48 @@ def instructor() -> None:
             assert last.size in ("small", "large"), mode
 
 
+def pydantic_ai() -> None:
+    from pydantic_ai import Agent, NativeOutput, ToolOutput
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    for model in (OpenAIChatModel, OpenAIResponsesModel):
+        for form in (NativeOutput, ToolOutput):
+            smollm = model(MODEL, provider=OpenAIProvider(base_url=CHAT, api_key="any"))
+            settings: Any = {"temperature": 0, "max_tokens": 120}
+            agent = Agent(smollm, output_type=form(City), retries=0, model_settings=settings)
+            assert isinstance(agent.run_sync(MESSAGES[0]["content"]).output, City), (model, form)
+
+
+def anthropic() -> None:
+    """Streams calls: whole, without arguments, several, and cut off after every token."""
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=CHAT.removesuffix("/v1"), api_key="any", max_retries=0)
+    add = {"name": "add", "input_schema": ADD["function"]["parameters"] | {"required": ["a", "b"]}}
+    now = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+
+    def called(choice: dict[str, Any], *tools: Any, max_tokens: int = 200, **options: Any) -> Any:
+        given: Any = {"max_tokens": max_tokens, "messages": MESSAGES, "tools": tools, "tool_choice": choice}
+        with client.messages.stream(model=MODEL, **given, extra_body={"temperature": 0, **options}) as stream:
+            written = [event.partial_json for event in stream if event.type == "input_json"]
+            message: Any = stream.get_final_message()
+        return message.stop_reason, [(block.name, block.input) for block in message.content], "".join(written)
+
+    for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+        stop_reason, [(name, values)], written = called(choice, add)
+        assert (stop_reason, name, values.keys()) == ("tool_use", "add", {"a", "b"})
+        for max_tokens in range(1, 25):
+            stop_reason, calls, beginning = called(choice, add, max_tokens=max_tokens)
+            assert written.startswith(beginning) and all(name == "add" for name, _ in calls)
+            assert stop_reason == "max_tokens" or beginning == written, (max_tokens, stop_reason)
+    assert called({"type": "any"}, now)[:2] == ("tool_use", [("now", {})])
+    several = {"type": "any", "disable_parallel_tool_use": False}
+    assert any(len(called(several, now, temperature=1)[1]) > 1 for _ in range(20))
+
+
 if __name__ == "__main__":
-    for check in (litellm, instructor):
+    for check in (litellm, instructor, pydantic_ai, anthropic):
         if importlib.util.find_spec(check.__name__):
             check()
             print(f"{check.__name__} ok")
