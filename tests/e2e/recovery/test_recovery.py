@@ -182,7 +182,7 @@ async def required_call(line: Line, _: int, progress: Progress) -> str:
             tools=[TOOL],
             tool_choice="required",
             parallel_tool_calls=False,
-            max_tokens=400,
+            max_tokens=360,
             temperature=0.8,
             seed=5,
             stream=True,
