@@ -1,5 +1,5 @@
 // Codes that stand for numbers of a table (nf4, fp4: 4 bits; fp8 e4m3: 8), decoded to packed bf16 (packed_linear.h),
-// whose pairs are of inputs as they follow each other, those of fp8 in the order of e4m3.h.
+// in pairs of inputs as they follow each other; pairs of fp8 come in the order of e4m3.h.
 #pragma once
 
 #include "common/e4m3.h"

@@ -87,8 +87,8 @@ void pagewire_group_maxima(int dtype, const void* logits, int64_t stride, const 
     with_dtype(dtype, [&](auto t) { group_maxima<decltype(t)>(l, maxima, threads); });
 }
 
-// masses [num_lines, G]: the sums of exp(value - origin) over values >= lowest; lowest, origin [num_lines]. Groups
-// whose maximum is below lowest, or NaN, are not read.
+// masses [num_lines, G]: the sums of exp(value - origin) over values >= lowest; lowest, origin [num_lines]. A
+// group is not read if its maximum is below lowest, or NaN.
 void pagewire_group_masses(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
                            int64_t num_lines, int64_t vocab_size, const float* maxima, const float* lowest,
                            const float* origin, float* masses, int threads) {
@@ -108,7 +108,7 @@ void pagewire_group_masses(int dtype, const void* logits, int64_t stride, const 
     });
 }
 
-// counts [num_lines, G]: of values > bound [num_lines]. Groups whose maximum is not, or NaN, are not read.
+// counts [num_lines, G]: of values > bound [num_lines]. A group is not read if its maximum is not, or NaN.
 void pagewire_group_counts(int dtype, const void* logits, int64_t stride, const int64_t* lines, const float* scales,
                            int64_t num_lines, int64_t vocab_size, const float* maxima, const float* bound,
                            int32_t* counts, int threads) {
