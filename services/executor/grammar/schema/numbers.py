@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-from pagewire.services.executor.grammar.schema.digits import any_of, digit, fractions, integers, signed_integers
+from pagewire.services.executor.grammar.schema.digits import any_of, fractions, integers, signed_integers, some_digits
 
 # Without a bound, a model that writes digits may never stop. 20 digits have all 64-bit integers, and a fraction of 20
 # digits all doubles that are written without an exponent.
@@ -149,19 +149,33 @@ def _with_point(low: Fraction, high: Fraction) -> str:
     if first > last:
         return ""
     (first_whole, first_part), (last_whole, last_part) = divmod(first, scale), divmod(last, scale)
+    parts = f"{first_part:0{MOST_DIGITS}}", f"{last_part:0{MOST_DIGITS}}"
+    return _between(first_whole, last_whole, parts, needs_point=True)
+
+
+def _between(first: int, last: int, parts: tuple[str, str], *, needs_point: bool) -> str:
+    """Numbers from `first` with the first of the parts behind its point, to `last` with the second.
+
+    parts: MOST_DIGITS digits each. needs_point: a part of zeros is written, too.
+    """
     zeros, nines = "0" * MOST_DIGITS, "9" * MOST_DIGITS
-    first_digits, last_digits = f"{first_part:0{MOST_DIGITS}}", f"{last_part:0{MOST_DIGITS}}"
-    if first_whole == last_whole:
-        return rf"{first_whole}\.{fractions(first_digits, last_digits, 1)}"
+
+    def part(least: str, most: str) -> str:
+        is_any = (least, most) == (zeros, nines)
+        found = rf"\.{some_digits(1, MOST_DIGITS) if is_any else fractions(least, most, 1)}"
+        return found if needs_point or least != zeros else f"(?:{found})?"
+
+    if first == last:
+        return f"{first}{part(*parts)}"
     ways = []
-    if first_part:
-        ways.append(rf"{first_whole}\.{fractions(first_digits, nines, 1)}")
-        first_whole += 1
-    if last_digits != nines:
-        ways.append(rf"{last_whole}\.{fractions(zeros, last_digits, 1)}")
-        last_whole -= 1
-    if first_whole <= last_whole:
-        ways.append(rf"{integers(first_whole, last_whole)}\.[0-9]{{1,{MOST_DIGITS}}}")
+    if parts[0] != zeros:
+        ways.append(f"{first}{part(parts[0], nines)}")
+        first += 1
+    if parts[1] != nines:
+        ways.append(f"{last}{part(zeros, parts[1])}")
+        last -= 1
+    if first <= last:
+        ways.append(f"{integers(first, last)}{part(zeros, nines)}")
     return any_of(ways)
 
 
@@ -187,22 +201,8 @@ def _mantissa(value: Decimal, *, upwards: bool) -> int:
 
 
 def _mantissas(least: int, most: int) -> str:
-    first, low_part, last, high_part = str(least)[0], str(least)[1:], str(most)[0], str(most)[1:]
-    first_digit, last_digit = int(first), int(last)
-    zeros, nines = "0" * MOST_DIGITS, "9" * MOST_DIGITS
-    if first == last:
-        whole = [first] if low_part == zeros else []
-        return any_of([rf"{first}\.{fractions(low_part, high_part, 1)}", *whole])
-    ways = []
-    if low_part != zeros:
-        ways.append(rf"{first}\.{fractions(low_part, nines, 1)}")
-        first_digit += 1
-    if high_part != nines:
-        ways.append(rf"{last}(?:\.{fractions(zeros, high_part, 1)})?")
-        last_digit -= 1
-    if first_digit <= last_digit:
-        ways.append(rf"{digit(first_digit, last_digit)}(?:\.[0-9]{{1,{MOST_DIGITS}}})?")
-    return any_of(ways)
+    low, high = str(least), str(most)
+    return _between(int(low[0]), int(high[0]), (low[1:], high[1:]), needs_point=False)
 
 
 def _exponents(first: int, last: int) -> str:
