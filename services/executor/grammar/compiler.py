@@ -7,7 +7,10 @@ deep overflow the stack. So each is first compiled in a separate process with le
 from __future__ import annotations
 
 import json
+import logging
+import random
 import resource
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +24,13 @@ from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.threads import TRIAL_STACK
 from pagewire.v1.common_pb2 import Grammar
 
+logger = logging.getLogger(__name__)
+
 _TRIAL_MEMORY = 2 * 2**30  # bytes, for the process that tries grammars
+# A step waits for the masks of all its requests. Of a grammar that is tried: outputs, and tokens of each.
+MAX_TOKEN_SECONDS = 0.1
+_NUM_WALKS = 4
+_TRIED_TOKENS = 8
 _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 
@@ -39,11 +48,13 @@ class Compiler:
             backend = load_tokenizer(model_path).backend
             self._tokenizer = LLTokenizer(_exact(backend.to_str()), n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
-            raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
+            logger.warning("this model's tokenizer takes no grammars: %s", error)
+            raise GrammarError("this model's tokenizer takes no grammars; the executor's log has the cause") from error
         added = ((token.content, token_id) for token_id, token in backend.get_added_tokens_decoder().items())
         no_text = {name: token_id for name, token_id in added if self._tokenizer.is_special_token(token_id)}
         self._marks = Marks(no_text, eos_token_ids)
         self._closes = closes
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._num_words = -(-vocab_size // 32)
         self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
@@ -56,7 +67,7 @@ class Compiler:
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:  # JSON that is nested too deeply for a parser
-            raise GrammarError(f"{grammar.WhichOneof('form')}: {error}") from error
+            raise GrammarError(describe_error(grammar, str(error))) from error
         if not matcher.is_error():
             mask = np.empty(self._num_words, dtype=np.int32)
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -68,8 +79,35 @@ class Compiler:
         return True
 
     def check(self, grammar: bytes) -> None:
-        """Compiles a serialized Grammar. Raises GrammarError."""
-        self.compile(Grammar.FromString(grammar))
+        """Compiles a serialized Grammar and follows it for some tokens, since steps wait for masks. Raises
+        GrammarError."""
+        parsed = Grammar.FromString(grammar)
+        compiled = self.compile(parsed)
+        for walk in range(_NUM_WALKS):
+            self._try_outputs(parsed, compiled.deep_copy(), random.Random(walk))
+
+    def _try_outputs(self, grammar: Grammar, matcher: LLMatcher, choose: random.Random) -> None:
+        mask = np.zeros(self._num_words, dtype=np.int32)
+        for _ in range(_TRIED_TOKENS):
+            start = time.thread_time()
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            seconds = time.thread_time() - start
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+            others = [token_id for token_id in allowed if token_id not in self._eos_token_ids]
+            if others and not matcher.is_error():
+                start = time.thread_time()
+                matcher.consume_token(choose.choice(others))
+                seconds += time.thread_time() - start
+            if matcher.is_error():
+                raise GrammarError(describe_error(grammar, matcher.get_error()))
+            if seconds > MAX_TOKEN_SECONDS:
+                raise GrammarError(
+                    f"{grammar.WhichOneof('form')}: it is too complex: one token takes {1000 * seconds:.0f} ms of a "
+                    f"processor, and at most {1000 * MAX_TOKEN_SECONDS:.0f} ms are possible, since other requests wait"
+                    " for it; give it fewer alternatives in one place"
+                )
+            if not others or matcher.is_stopped():
+                return
 
 
 def _exact(tokenizer: str) -> str:

@@ -67,9 +67,9 @@ class _Restricted:
             return
         try:
             use_matcher()
-        except Exception as error:
+        except Exception:
             logger.exception("the matcher of a request failed; the request ends")
-            self.error = f"the grammar cannot be followed any further: {type(error).__name__}: {error}"
+            self.error = "the grammar cannot be followed any further: an internal error; the executor's log has it"
             self.mask.fill(-1)
 
 

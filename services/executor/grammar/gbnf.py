@@ -19,14 +19,19 @@ _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _TIMES = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
-_MAX_DEPTH = 200
+_MAX_DEPTH = 12  # of groups, repetitions included: llguidance takes some more
 _MAX_TIMES = 100_000
+_MAX_TIMES_OF_ONE = 3
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 
 
 def to_lark(text: str) -> str:
     """Returns a grammar, in GBNF or Lark, as Lark. Raises GrammarError."""
-    return text if _LARK.search(text) else _Translation(text).lark()
+    return text if is_lark(text) else _Translation(text).lark()
+
+
+def is_lark(text: str) -> bool:
+    return _LARK.search(text) is not None
 
 
 @dataclass
@@ -98,7 +103,7 @@ class _Translation:
 
     def _choice(self, depth: int) -> str:
         if depth > _MAX_DEPTH:
-            self._fail(f"groups are nested more than {_MAX_DEPTH} deep")
+            self._fail(f"groups are nested more than {_MAX_DEPTH} deep; name inner ones as rules")
         ways = [self._sequence(depth)]
         while self._text.startswith("|", self._at):
             self._at += 1
@@ -144,8 +149,12 @@ class _Translation:
         return None
 
     def _repeated(self, part: str, depth: int) -> str:
+        num_times = 0
         while self._at < len(self._text):
             char = self._text[self._at]
+            if num_times > _MAX_TIMES_OF_ONE:
+                self._fail(f"more than {_MAX_TIMES_OF_ONE} repetitions follow each other; leave some out")
+            num_times += 1
             if char in "*+?":
                 part, self._at = f"({part}){char}", self._at + 1
             elif char == "{":

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from itertools import takewhile
 
 from llguidance import LLMatcher
 
 from pagewire.services.executor.grammar import gbnf
+from pagewire.services.executor.grammar.engine_errors import sentence
 from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
 from pagewire.services.executor.grammar.marks import Marks
 from pagewire.services.executor.grammar.schema.errors import SchemaError
 from pagewire.services.executor.grammar.schema.exact_json import parse
 from pagewire.services.executor.grammar.schema.options import WHITESPACE, Options
+from pagewire.services.executor.grammar.schema.texts import whitespace as whitespace_of
 from pagewire.services.executor.grammar.schema.writing import to_lark
 from pagewire.services.executor.grammar.structural_tag import from_structural_tag
 from pagewire.v1.common_pb2 import Grammar
@@ -47,15 +47,8 @@ def to_llguidance(grammar: Grammar, marks: Marks, *, closes: bool) -> str:
 def describe_error(grammar: Grammar, error: str) -> str:
     """Returns the message for the client about an error of llguidance."""
     form = grammar.WhichOneof("form") or "grammar"
-    # After the first paragraph llguidance repeats the grammar, which here is not the client's own text.
-    lines = error.replace("<non-verbose/>", "").splitlines()
-    if form in ("structural_tag", "json_schema"):
-        lines = [*takewhile(lambda line: not re.match(r"\s*\d+ \| ", line), lines)] or ["it cannot be compiled"]
-        lines[0] = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", lines[0])
-    text = " ".join(line.strip() for line in lines if line.strip())
-    if text == "NoExtensionBias":
-        text = "nothing matches it"
-    return f"{form}: {text[:MAX_ERROR_LENGTH]}"
+    is_own_text = form == "ebnf" and gbnf.is_lark(grammar.ebnf)
+    return f"{form}: {sentence(error, is_own_text=is_own_text)[:MAX_ERROR_LENGTH]}"
 
 
 def _options(grammar: Grammar, closes: bool) -> Options:
@@ -63,7 +56,10 @@ def _options(grammar: Grammar, closes: bool) -> Options:
         closes = grammar.disable_additional_properties
     whitespace: str | None = WHITESPACE
     if grammar.HasField("whitespace_pattern"):
-        whitespace = grammar.whitespace_pattern
+        try:
+            whitespace = whitespace_of(grammar.whitespace_pattern, "") or None
+        except SchemaError as error:
+            raise GrammarError(f"whitespace_pattern: {error.message}") from error
     elif grammar.disable_any_whitespace:
         whitespace = None
     return Options(whitespace, closes)

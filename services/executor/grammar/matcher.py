@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pagewire.services.executor.grammar.engine_errors import is_too_complex
 from pagewire.v1.common_pb2 import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+
+# Steps wait for masks. Where the grammar was tried, none took a fifth of this.
+_MAX_MASK_SECONDS = 0.5
 
 
 class TokenBits:
@@ -66,9 +72,12 @@ class GrammarMatcher:
 
     def fill_mask(self, mask: np.ndarray) -> None:
         if not self._has_ended and not self.error:
+            start = time.thread_time()
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error():
                 self._fail("it has become too complex")
+            elif (seconds := time.thread_time() - start) > _MAX_MASK_SECONDS:
+                self._fail(f"it has become too complex, as finding one token takes {seconds:.1f} s of a processor")
             elif self._allowed is not None:
                 self._keep_allowed(mask, self._allowed)
         if self._has_ended or self.error:
@@ -122,5 +131,6 @@ class GrammarMatcher:
             mask[:] = others
 
     def _fail(self, reason: str) -> None:
-        detail = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())[:200]
-        self.error = f"the grammar cannot be followed any further: {reason}{f' ({detail})' if detail else ''}"
+        if is_too_complex(self._matcher.get_error()):
+            reason = "it has become too complex; give it fewer alternatives in one place, or fewer repetitions"
+        self.error = f"the grammar cannot be followed any further: {reason}"

@@ -18,6 +18,19 @@ _MAX_DEPTH = 100
 _MOST_COUNTED = 2**31 - 1  # characters, items or properties
 
 
+def check_kinds(schema: Mapping[str, Any], place: str) -> None:
+    """Checks the values of keywords that are read only beside others. Raises SchemaError."""
+    for key in ("minContains", "maxContains"):
+        count_at(schema, key, place)
+    for key in ("if", "then", "else", "additionalItems"):
+        if not isinstance(schema.get(key, True), dict | bool):
+            wrong(step(place, key), "a schema must be an object, true or false")
+    for key in ("$defs", "definitions"):
+        mapping_at(schema.get(key, {}), step(place, key))
+    if not isinstance(schema.get("prefixItems", []), list):
+        wrong(step(place, "prefixItems"), "must be a list of schemas")
+
+
 def check_depth(depth: int, place: str) -> None:
     if depth > _MAX_DEPTH:
         wrong(place, f"the schema is nested more than {_MAX_DEPTH} levels deep")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
+from pagewire.services.executor.grammar.schema.texts import whitespace
 
 # Whitespace in one place is limited to a space, or a new line with the indentation of deep nesting: a model that has
 # begun may never stop.
@@ -45,8 +46,8 @@ def _changed(key: str, value: Any, options: Options) -> dict[str, Any]:
     if not isinstance(value, kind):
         wrong(step("", _KEY, key), f"must be {'a text' if kind is str else 'true or false'}")
     match key:
-        case "whitespace_pattern":
-            return {"whitespace": value}
+        case "whitespace_pattern" if isinstance(value, str):
+            return {"whitespace": whitespace(value, step("", _KEY, key)) or None}
         case "whitespace_flexible":
             return {"whitespace": (options.whitespace or WHITESPACE) if value else None}
         case "lenient" | "coerce_one_of":

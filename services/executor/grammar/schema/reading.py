@@ -9,6 +9,7 @@ from pagewire.services.executor.grammar.schema.disjoint import Disjointness
 from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
 from pagewire.services.executor.grammar.schema.keywords import (
     check_depth,
+    check_kinds,
     check_pattern,
     constant,
     count_at,
@@ -90,6 +91,7 @@ class Schemas:
             return ANYTHING if schema else NOTHING
         if not isinstance(schema, dict):
             wrong(place, "a schema must be an object, true or false")
+        check_kinds(schema, place)
         parts, is_typed = [], False
         for key, value in schema.items():
             if key in self._in_place:
@@ -152,10 +154,13 @@ class Schemas:
         return self._negation.besides(value, place, depth + 1)
 
     def _dependent(self, value: Any, place: str, _schema: Any, depth: int) -> Union:
-        together = ANYTHING
+        together, key = ANYTHING, place.rpartition("/")[2]
         for name, needed in mapping_at(value, place).items():
             where = step(place, name)
-            if isinstance(needed, list):
+            is_list = isinstance(needed, list) if key == "dependencies" else key == "dependentRequired"
+            if key == "dependencies" and not isinstance(needed, list | dict | bool):
+                wrong(where, "must be a schema or a list of names")
+            if is_list:
                 then: Union = (Object(required=(name, *names_at(needed, where))),)
             else:
                 then = self.intersections.both((Object(required=(name,)),), self.read(needed, where, depth + 1))
@@ -173,7 +178,7 @@ class Schemas:
     def _typed(self, schema: Mapping[str, Any], place: str, depth: int) -> Union:
         named = schema.get("type", [name for name in TYPES if name != "integer"])
         names = [named] if isinstance(named, str) else named
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if not names or not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             wrong(step(place, "type"), "must be a type, or a list of types")
         if unknown := [name for name in names if name not in TYPES]:
             wrong(step(place, "type"), f"Invalid type: {unknown[0][:50]}; the types are {', '.join(TYPES)}")

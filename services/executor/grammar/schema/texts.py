@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
+from pagewire.services.executor.grammar.engine_errors import is_too_complex, sentence
 from pagewire.services.executor.grammar.schema.errors import SchemaError
 from pagewire.services.executor.grammar.schema.exact_json import written
 
@@ -15,14 +17,16 @@ FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname
 # A character of a string in the one spelling that `exact_json.written` has for it.
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(?:0[0-7be-f]|1[0-9a-f]|7f))'
 PLAIN = r'[^"\\\x00-\x1f\x7f]'  # a character that is spelled as itself
+_SPACES = "spaces, tabs, line feeds and carriage returns"
+_ANY_SPACE = re.compile(r"((?<!\\)(?:\\\\)*)\\s")
 _BYTES = LLTokenizer("byte")
 
 
 @lru_cache(4096)
 def why_refused(schema: str) -> str:
     """Returns why llguidance cannot follow a schema, in JSON; "" if it can."""
-    lines = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)).splitlines()
-    return " ".join(line.strip() for line in lines if line.strip())
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    return sentence(error) if error else ""
 
 
 @lru_cache(4096)
@@ -32,6 +36,26 @@ def matches(key: str, value: str, text: str) -> bool:
     matcher = LLMatcher(_BYTES, grammar, log_level=0)
     token_ids = list(written(text).encode())
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def whitespace(pattern: str, place: str) -> str:
+    r"""Returns a regular expression for whitespace in JSON, in which \s means that of JSON.
+
+    Raises SchemaError if it matches anything else.
+    """
+    if error := why_refused(json.dumps({"type": "string", "pattern": pattern})):
+        raise SchemaError(place, error)
+    if not pattern:
+        return ""
+    own = _ANY_SPACE.sub(r"\1[ \\t\\n\\r]", pattern)
+    others = f"start: OTHER\nOTHER: /{regex_to_lark(own, '')}/ & /(?s:.+)/ & ~/[ \\t\\n\\r]*/"
+    matcher = LLMatcher(_BYTES, LLMatcher.grammar_from_lark(others), log_level=0)
+    matcher.compute_bitmask()
+    if not matcher.is_error():
+        raise SchemaError(place, f"it matches more than {_SPACES}, and nothing else may stand between values")
+    if is_too_complex(matcher.get_error()):
+        raise SchemaError(place, "it is too complex; simplify it")
+    return own
 
 
 def search_expression(pattern: str, place: str) -> str:

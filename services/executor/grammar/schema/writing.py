@@ -8,6 +8,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from pagewire.services.executor.grammar.engine_errors import NOTHING_MATCHES
+from pagewire.services.executor.grammar.schema.constants import expression as expression_of
+from pagewire.services.executor.grammar.schema.constants import parts_of
 from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
 from pagewire.services.executor.grammar.schema.exact_json import written
 from pagewire.services.executor.grammar.schema.multiples import multiples
@@ -82,10 +85,13 @@ class _Writer:
     def _ways(self, union: Union) -> list[tuple[Symbol, ...]]:
         ways: list[tuple[Symbol, ...]] = []
         scalars: list[str] = []
+        constants = {shape: parts_of(shape, self._schemas.intersections) for shape in union}
+        if values := [parts for parts in constants.values() if parts is not None]:
+            scalars.append(expression_of(values, self._space(), self._rules.terminal))
         for shape in union:
-            if isinstance(shape, Literal):
-                scalars.append(json.dumps(written(shape.value)))
-            elif isinstance(shape, Number):
+            if constants[shape] is not None:
+                continue
+            if isinstance(shape, Number):
                 text, is_rule = self._number(shape)
                 if is_rule:
                     ways.append((self._rules.given(text),))
@@ -111,6 +117,12 @@ class _Writer:
                 return self._objects.ways(shape)
         raise AssertionError(shape)
 
+    def _space(self) -> str:
+        """An expression for the whitespace in one place."""
+        if self._whitespace is None:
+            return ""
+        return self._rules.terminal(f"/{regex_to_lark(self._whitespace, '')}/") + "?"
+
     # -- scalars ------------------------------------------------------------------------------------------------------
 
     def _number(self, number: Number) -> tuple[str, bool]:
@@ -129,7 +141,7 @@ class _Writer:
         parts = [{"pattern": pattern} for pattern in string.patterns] + [{"format": name} for name in string.formats]
         if parts:
             schema["allOf"] = parts
-        if (error := why_refused(json.dumps(schema))) and "Unsatisfiable" in error:
+        if (error := why_refused(json.dumps(schema))) == NOTHING_MATCHES:
             return None
         if error:
             wrong("", error)

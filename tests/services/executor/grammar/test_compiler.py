@@ -1,6 +1,7 @@
 """The outputs that each language admits, token by token, with a vocabulary of every byte."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +11,8 @@ import pytest
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.errors import GrammarError
-from pagewire.v1.common_pb2 import Grammar
+from pagewire.services.executor.grammar.matcher import GrammarMatcher
+from pagewire.v1.common_pb2 import Grammar, SamplingParams
 from tests.services.executor.grammar.schemas import SCHEMAS
 from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level, save_sentencepiece
@@ -108,6 +110,94 @@ def test_schemas_without_members(compiler: Compiler) -> None:
     compiler.compile(Grammar(json_schema="true"))
     with pytest.raises(GrammarError, match="json_schema: "):
         compiler.compile(Grammar(json_schema="false"))
+
+
+def test_very_many_objects(compiler: Compiler, path: Path) -> None:
+    """More than the alternatives that a parser follows."""
+    values = [{"id": number, "tags": [f"t{number}"]} for number in range(2100)]
+    matcher = compiler.compile(Grammar(json_schema=json.dumps({"type": "array", "items": {"enum": values}})))
+    dense = json.dumps(values[2087], separators=(",", ":"))
+    for text, admitted in (
+        (f"[{json.dumps(values[17], indent=2)}, {dense}]", True),
+        ('[{"id":1,"tags":["t2"]}]', False),
+    ):
+        token_ids = load_tokenizer(path).encode(text, add_special_tokens=False)
+        copy = matcher.deep_copy()
+        assert (copy.try_consume_tokens(token_ids) == len(token_ids)) == admitted == copy.is_accepting()
+
+
+TOO_COMPLEX = {
+    "alternatives of a rule": Grammar(
+        ebnf="root ::= x\nx ::= " + " | ".join(f'"a{i}" x' for i in range(3000)) + ' | "."'
+    ),
+    "alternatives of a schema": Grammar(
+        json_schema=json.dumps({"anyOf": [{"type": "object", "properties": {f"p{i}": {}}} for i in range(2500)]})
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_COMPLEX)
+def test_what_would_fail_within_an_output_is_refused_before(compiler: Compiler, name: str) -> None:
+    with pytest.raises(GrammarError, match="it is too complex; give it fewer alternatives"):
+        compiler.check(TOO_COMPLEX[name].SerializeToString())
+
+
+def test_what_other_requests_would_wait_for_is_refused(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = Grammar(regex="a+")
+    compiler.check(grammar.SerializeToString())
+    monkeypatch.setattr("pagewire.services.executor.grammar.compiler.MAX_TOKEN_SECONDS", 0.0)
+    with pytest.raises(GrammarError, match=r"regex: it is too complex: .* since other requests wait for it"):
+        compiler.check(grammar.SerializeToString())
+
+
+def test_an_output_ends_when_others_wait_for_its_masks(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = GrammarMatcher(compiler.compile(Grammar(regex="a+")), SamplingParams(), [EOS])
+    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    matcher.fill_mask(mask)
+    assert not matcher.error
+    monkeypatch.setattr("pagewire.services.executor.grammar.matcher._MAX_MASK_SECONDS", 0.0)
+    matcher.fill_mask(mask)
+    assert "the grammar cannot be followed any further: it has become too complex" in matcher.error
+    assert (mask == -1).all()
+
+
+WHITESPACE = {" ?": " ", r"\s*": " \n\t", "[ \n]{0,9}": "\n\n"}
+
+
+@pytest.mark.parametrize("pattern", WHITESPACE)
+def test_patterns_of_whitespace(compiler: Compiler, path: Path, pattern: str) -> None:
+    grammar = Grammar(json_schema=POINT, whitespace_pattern=pattern)
+    assert admits(compiler, path, grammar, f'{{{WHITESPACE[pattern]}"x":1}}')
+    assert not admits(compiler, path, grammar, '{\f"x":1}')
+
+
+@pytest.mark.parametrize("pattern", ["[ x]?", ".", r"\S", "\u00a0", "[^a]", "//"])
+def test_patterns_of_more_than_whitespace_are_refused(compiler: Compiler, pattern: str) -> None:
+    with pytest.raises(GrammarError, match="whitespace_pattern: it matches more than spaces"):
+        compiler.compile(Grammar(json_schema=POINT, whitespace_pattern=pattern))
+
+
+WRONG = {
+    Grammar(ebnf="root ::= " + "(" * 150 + '"a"' + ")" * 150).SerializeToString(): "nested more than 12 deep",
+    Grammar(ebnf="start: " + "(" * 300 + '"a"' + ")" * 300).SerializeToString(): "ebnf: it is nested too deeply; give",
+    Grammar(ebnf='start: "a" (').SerializeToString(): "ebnf: line 1, column 13: Expected token",
+    Grammar(ebnf="start: foo").SerializeToString(): 'ebnf: line 1, column 8: unknown name: "foo"',
+    Grammar(ebnf="start: /(a/").SerializeToString(): "ebnf: the regular expression is wrong: unclosed group",
+    Grammar(regex=r"(a)\1").SerializeToString(): "regex: the regular expression is wrong: backreferences are not",
+    Grammar(regex=r"[^\x00-\U0010FFFF]").SerializeToString(): "regex: nothing matches it",
+    Grammar(regex="a?" * 2000 + "a" * 2000).SerializeToString(): "regex: it is too complex; give it fewer",
+    Grammar(json_schema='{"pattern": "("}').SerializeToString(): "#/pattern: the regular expression is wrong: unclosed",
+    Grammar(json_schema="{}", whitespace_pattern="(").SerializeToString(): "whitespace_pattern: the regular expression",
+}
+
+
+@pytest.mark.parametrize("grammar", WRONG, ids=range(len(WRONG)))
+def test_errors_are_in_our_words(compiler: Compiler, grammar: bytes) -> None:
+    with pytest.raises(GrammarError) as raised:
+        compiler.check(grammar)
+    message = str(raised.value)
+    assert WRONG[grammar] in message and len(message) < 150
+    assert not re.search("lark|lexer|parser|limit|fuel|regex parse|<|\n| \\| ", message)
 
 
 @pytest.mark.parametrize("depth", [300, 990])

@@ -75,7 +75,8 @@ WRONG = {
     'root ::= "a"{3,2}': "fewer times at most",
     'root ::= "a"{99999999999}': "repetitions are possible",
     'root = "a"': "expected ::=",
-    "root ::= " + "(" * 500: "nested more than",
+    "root ::= " + "(" * 500: "nested more than 12 deep; name inner ones as rules",
+    'root ::= "a"' + "+" * 9: "more than 3 repetitions follow each other",
 }
 
 
