@@ -31,6 +31,7 @@ _TRIAL_MEMORY = 2 * 2**30  # bytes, for the process that tries grammars
 MAX_TOKEN_SECONDS = 0.1
 _NUM_WALKS = 4
 _TRIED_TOKENS = 8
+_TRIED_SECONDS = 0.25  # after which no further output is begun
 _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 
@@ -83,7 +84,10 @@ class Compiler:
         GrammarError."""
         parsed = Grammar.FromString(grammar)
         compiled = self.compile(parsed)
+        start = time.thread_time()
         for walk in range(_NUM_WALKS):
+            if time.thread_time() - start > _TRIED_SECONDS:
+                return
             self._try_outputs(parsed, compiled.deep_copy(), random.Random(walk))
 
     def _try_outputs(self, grammar: Grammar, matcher: LLMatcher, choose: random.Random) -> None:
