@@ -74,7 +74,9 @@ class GenerationParameters(SamplingParameters, SglangParameters):  # type: ignor
         "Only these tokens are sampled. Include the end tokens, or the output ends at `max_tokens`. " + EAGER,
     )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = field(
-        "tokenizer", f"Words that must not occur in the output, at most {MAX_BAD_WORDS}. " + EAGER
+        "tokenizer",
+        f"Words that must not occur in the output, at most {MAX_BAD_WORDS}. Texts of a `choice` that "
+        "have one of them are left out. " + EAGER,
     )
     include_stop_str_in_output: bool | None = field("tokenizer", "Keep the stop string in the output.", False)
     skip_special_tokens: bool | None = field("tokenizer", "Leave special tokens out of the text.", True)

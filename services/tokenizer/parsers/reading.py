@@ -6,7 +6,7 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.output.reading import OutputReader
 from pagewire.services.tokenizer.parsers.call_grammar import grammar_with_calls, tools_of
 from pagewire.services.tokenizer.parsers.registry import OutputParsers
-from pagewire.services.tokenizer.parsers.structured_outputs import disable_whitespace
+from pagewire.services.tokenizer.parsers.structured_outputs import disable_whitespace, leave_out
 from pagewire.v1.common_pb2 import SamplingParams
 from pagewire.v1.inference_pb2 import GenerateRequest
 
@@ -23,6 +23,8 @@ class ParsedReading:
 
     def constrain(self, request: GenerateRequest, params: SamplingParams) -> None:
         given = params.grammar if params.HasField("grammar") else None
+        if given is not None:
+            leave_out(given, request.bad_words)
         if given is not None and not self._json_has_whitespace:
             disable_whitespace(given)
         grammar = grammar_with_calls(request, given, self._parsers)

@@ -1,12 +1,14 @@
-"""The operator's defaults for the form of outputs."""
+"""Forms of outputs: the defaults of the operator, and choices without bad words."""
 
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from pagewire.config.values.text import disables_whitespace
 from pagewire.errors import StartupError
+from pagewire.services.tokenizer.parsers.structured_outputs import leave_out
 from pagewire.v1 import common_pb2
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
@@ -46,3 +48,34 @@ async def test_json_has_no_whitespace_if_the_operator_says_so(tmp_path: Path) ->
 def test_a_default_without_meaning_is_refused(text: str, words: str) -> None:
     with pytest.raises(StartupError, match=words):
         disables_whitespace(text)
+
+
+CHOICES = ["yes", "no", "yes, please", "yesterday", "Yes", "c++", "of c"]
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ([], CHOICES),
+        (["yes"], ["no", "yesterday", "Yes", "c++", "of c"]),
+        ([" yes", "no"], ["yesterday", "Yes", "c++", "of c"]),
+        (["c++"], ["yes", "no", "yes, please", "yesterday", "Yes", "of c"]),
+        (["+", ","], ["yes", "no", "yesterday", "Yes", "of c"]),
+        (["please", "(", "of c"], ["yes", "no", "yesterday", "Yes", "c++"]),
+    ],
+)
+def test_choices_with_bad_words_are_not_offered(words: list[str], left: list[str]) -> None:
+    grammar = common_pb2.Grammar(choice=common_pb2.Grammar.Choice(texts=CHOICES))
+    leave_out(grammar, words)
+    assert list(grammar.choice.texts) == left
+
+
+async def test_a_choice_of_bad_words_alone_is_refused(tmp_path: Path) -> None:
+    model = save_byte_level(tmp_path / "m")
+    (model / "config.json").write_text("{}")
+    async with TokenizerLine(tmp_path, FakeScheduler(lambda request: [50, EOS]), model).running() as line:
+        params = common_pb2.SamplingParams(seed=1, grammar={"choice": {"texts": ["yes", "no"]}})
+        await line.generate(text="a", sampling_params=params, bad_words=["no"])
+        assert list(line.scheduler.requests[-1].sampling_params.grammar.choice.texts) == ["yes"]
+        with pytest.raises(grpc.aio.AioRpcError, match="bad_words leave no choice"):
+            await line.generate(text="a", sampling_params=params, bad_words=["no", "yes"])
