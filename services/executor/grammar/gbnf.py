@@ -19,9 +19,8 @@ _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _TIMES = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
-_MAX_DEPTH = 12  # of groups, repetitions included: llguidance takes some more
+_MAX_DEPTH = 27  # of groups: llguidance takes no more; where groups are repeated, it takes half as many
 _MAX_TIMES = 100_000
-_MAX_TIMES_OF_ONE = 3
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 
 
@@ -149,18 +148,15 @@ class _Translation:
         return None
 
     def _repeated(self, part: str, depth: int) -> str:
-        num_times = 0
         while self._at < len(self._text):
             char = self._text[self._at]
-            if num_times > _MAX_TIMES_OF_ONE:
-                self._fail(f"more than {_MAX_TIMES_OF_ONE} repetitions follow each other; leave some out")
-            num_times += 1
-            if char in "*+?":
-                part, self._at = f"({part}){char}", self._at + 1
-            elif char == "{":
-                part = f"({part}){self._times()}"
-            else:
+            if char not in "*+?{":
                 break
+            group = part if part.startswith("(") and part.endswith(")") else f"({part})"
+            if char == "{":
+                part = f"{group}{self._times()}"
+            else:
+                part, self._at = f"{group}{char}", self._at + 1
             self._skip(_SPACE_AND_LINES if depth else _SPACE)
         return part
 

@@ -7,7 +7,7 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.v1.common_pb2 import Grammar
 
 _WORD = re.compile(r"\w+")
-_MAX_COMPARED = 2**27  # characters that are searched for phrases, by their number
+_MAX_COMPARED = 2**26  # characters that are searched for phrases, by their number
 
 
 def leave_out(grammar: Grammar, words: Sequence[str]) -> None:

@@ -13,7 +13,13 @@ from pagewire.services.executor.grammar.schema.objects import is_closed, value_o
 from pagewire.services.executor.grammar.schema.options import Options
 from pagewire.services.executor.grammar.schema.rules import Repeat, Rules, Symbol
 from pagewire.services.executor.grammar.schema.shapes import NOTHING, Intersections, Literal, Object, String, Union
-from pagewire.services.executor.grammar.schema.texts import CHARACTER, PLAIN, search_expression, why_refused
+from pagewire.services.executor.grammar.schema.texts import (
+    CHARACTER,
+    MAX_KEY_LENGTH,
+    PLAIN,
+    search_expression,
+    why_refused,
+)
 
 _MAX_PATTERNS = 6  # of the keys of one object: each set of them that a key may match has a rule
 _MAX_STATES = 20_000  # of properties and how many have been written
@@ -97,7 +103,7 @@ class ObjectRules:
         """Yields the symbols of keys that match exactly these patterns."""
         if len(matched) > 1 and why_refused(json.dumps({"allOf": [{"pattern": one} for one in matched]})):
             return
-        for string in (String(),) if shape.names is None else shape.names:
+        for string in (String(max_length=MAX_KEY_LENGTH),) if shape.names is None else shape.names:
             if not isinstance(string, String):
                 continue
             if not matched and not others and not taken:

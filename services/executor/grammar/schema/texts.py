@@ -16,6 +16,8 @@ from pagewire.services.executor.grammar.schema.exact_json import written
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 # A character of a string in the one spelling that `exact_json.written` has for it.
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(?:0[0-7be-f]|1[0-9a-f]|7f))'
+# Of keys on which no schema says anything: a model that has begun one may never end it.
+MAX_KEY_LENGTH = 128
 PLAIN = r'[^"\\\x00-\x1f\x7f]'  # a character that is spelled as itself
 _SPACES = "spaces, tabs, line feeds and carriage returns"
 _ANY_SPACE = re.compile(r"((?<!\\)(?:\\\\)*)\\s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -32,7 +33,7 @@ from pagewire.services.executor.grammar.schema.shapes import (
     Union,
     unique,
 )
-from pagewire.services.executor.grammar.schema.texts import CHARACTER, why_refused
+from pagewire.services.executor.grammar.schema.texts import CHARACTER, MAX_KEY_LENGTH, why_refused
 
 # Limits of JSON that no schema describes: a model that opens brackets or repeats a key may never stop either.
 MAX_DEPTH = 12
@@ -112,9 +113,10 @@ class _Writer:
             case String():
                 return [(name,)] if (name := self._string(shape)) else []
             case Array():
-                return self._array(shape)
+                return self._array(replace(shape, max_items=MAX_ITEMS) if shape == Array() else shape)
             case Object():
-                return self._objects.ways(shape)
+                is_free = shape == Object()
+                return self._objects.ways(replace(shape, max_properties=MAX_PROPERTIES) if is_free else shape)
         raise AssertionError(shape)
 
     def _space(self) -> str:
@@ -226,9 +228,10 @@ class _Writer:
             name = self._names[key] = self._rules.name()
             ways = self._ways(tuple(shapes))
             if depth:
-                inner, comma, text = self._anything(depth - 1), self._rules.terminal('","'), self._string(String())
-                assert text is not None
-                pair = self._rules.add([(text, self._rules.terminal('":"'), inner)])
+                inner, comma = self._anything(depth - 1), self._rules.terminal('","')
+                key_text = self._string(String(max_length=MAX_KEY_LENGTH))
+                assert key_text is not None
+                pair = self._rules.add([(key_text, self._rules.terminal('":"'), inner)])
                 for begin, one, end, most in (('"["', inner, '"]"', MAX_ITEMS), ('"{"', pair, '"}"', MAX_PROPERTIES)):
                     several = self._rules.add([(), (one, Repeat((comma, one), 0, most - 1))])
                     ways.append((self._rules.terminal(begin), several, self._rules.terminal(end)))

@@ -178,7 +178,8 @@ def test_patterns_of_more_than_whitespace_are_refused(compiler: Compiler, patter
 
 
 WRONG = {
-    Grammar(ebnf="root ::= " + "(" * 150 + '"a"' + ")" * 150).SerializeToString(): "nested more than 12 deep",
+    Grammar(ebnf="root ::= " + "(" * 150 + '"a"' + ")" * 150).SerializeToString(): "nested more than 27 deep; name",
+    Grammar(ebnf='root ::= "a"' + "+" * 300).SerializeToString(): "ebnf: it is nested too deeply; give",
     Grammar(ebnf="start: " + "(" * 300 + '"a"' + ")" * 300).SerializeToString(): "ebnf: it is nested too deeply; give",
     Grammar(ebnf='start: "a" (').SerializeToString(): "ebnf: line 1, column 13: Expected token",
     Grammar(ebnf="start: foo").SerializeToString(): 'ebnf: line 1, column 8: unknown name: "foo"',

@@ -238,3 +238,16 @@ def test_objects_are_closed_unless_something_is_said() -> None:
     assert not admits({"type": "object", "properties": {}}, opened)
     own = POINT | {"x-guidance": {"disable_additional_properties": True}}
     assert not admits(own, opened, OPEN)
+
+
+def test_json_that_nothing_describes_is_bounded() -> None:
+    objects, arrays = {"type": "object"}, {"type": "array"}
+    for schema in (objects, {}, {"type": "array"}):
+        begin, end = ("[", "]") if schema == arrays else ("", "")
+        pairs = ",".join(f'"k{index}":1' for index in range(100))
+        assert admits(schema, f"{begin}{{{pairs}}}{end}") and not admits(schema, f'{begin}{{{pairs},"k":1}}{end}')
+        assert admits(schema, begin + json.dumps({"k" * 128: 1}, separators=(",", ":")) + end)
+        assert not admits(schema, begin + json.dumps({"k" * 129: 1}, separators=(",", ":")) + end)
+    assert admits(arrays, f"[{','.join(['1'] * 1000)}]") and not admits(arrays, f"[{','.join(['1'] * 1001)}]")
+    declared = objects | {"additionalProperties": {"type": "integer"}}
+    assert admits(declared, f"{{{','.join(f'{json.dumps(str(index))}:1' for index in range(200))}}}")
