@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -34,6 +35,11 @@ logger = logging.getLogger(__name__)
 _START_SECONDS = 120.0  # for the process, which reads the vocabulary
 # Of the grammars that are kept. A compiled one takes some 500 times its own bytes.
 _CACHED_BYTES = 1024 * 1024
+_MOST_TRIED = 100_000
+
+
+def _digest(grammar: bytes) -> bytes:
+    return hashlib.sha256(grammar).digest()
 
 
 def is_restricted(params: SamplingParams) -> bool:
@@ -64,9 +70,10 @@ class Grammars:
         self._cache_size = cache_size
         self._closes = closes
         self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
+        self._tried: OrderedDict[bytes, None] = OrderedDict()  # digests of grammars that can be compiled
         self._thread: ThreadPoolExecutor | None = None  # that compiles
         self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it never waits for a compiler
-        self._compiler: Compiler | None = None  # used by the thread only, like the process
+        self._compiler: Compiler | None = None  # made by the thread
         self._trial: WorkerProcess | None = None
 
     async def compile(self, grammar: Grammar) -> LLMatcher:
@@ -82,6 +89,16 @@ class Grammars:
         else:
             self._compiled.move_to_end(key)
         return await asyncio.shield(found)
+
+    async def _compiled_for_step(self, grammar: Grammar) -> LLMatcher:
+        """Returns the compiled grammar at its start. A grammar that was tried, and is no longer kept, is compiled here:
+        steps do not wait behind those that are being tried. Raises GrammarError."""
+        key = grammar.SerializeToString(deterministic=True)
+        found = self._compiled.get(key)
+        if (found is not None and found.done()) or _digest(key) not in self._tried or self._compiler is None:
+            return await self.compile(grammar)
+        matcher: LLMatcher = await self._run_for_step(partial(self._compiler.compile, grammar))
+        return matcher
 
     async def check(self, grammar: Grammar) -> None:
         try:
@@ -99,14 +116,11 @@ class Grammars:
         if not is_restricted(params) or request.yields_vector or request.failure:
             return request
         try:
-            compiled = await self.compile(params.grammar) if params.HasField("grammar") else None
+            compiled = await self._compiled_for_step(params.grammar) if params.HasField("grammar") else None
         except GrammarError as error:
             return replace(request, failure=Failure(Cause.GRAMMAR, str(error)))
         output = request.token_ids[request.num_prompt_tokens :].tolist()
-        if self._steps is None:
-            self._steps = grammar_thread("matchers")
-        make = partial(self._make_matcher, params, compiled, output)
-        matcher = await asyncio.get_running_loop().run_in_executor(self._steps, make)
+        matcher = await self._run_for_step(partial(self._make_matcher, params, compiled, output))
         failure = Failure(Cause.GRAMMAR, matcher.error) if matcher.error else None
         return replace(request, matcher=matcher, failure=failure)
 
@@ -130,6 +144,11 @@ class Grammars:
         if compiled.cancelled() or (error is not None and type(error) is not GrammarError):
             self._compiled.pop(key, None)
 
+    async def _run_for_step(self, function: Callable[[], Any]) -> Any:
+        if self._steps is None:
+            self._steps = grammar_thread("matchers")
+        return await asyncio.get_running_loop().run_in_executor(self._steps, function)
+
     async def _run(self, function: Callable[[], Any]) -> Any:
         if self._thread is None:
             self._thread = grammar_thread("grammars")
@@ -141,7 +160,11 @@ class Grammars:
         assert self._trial is not None and self._compiler is not None
         start = time.perf_counter()
         try:
-            self._trial.call("check", (grammar,), self._timeout)
+            if (digest := _digest(grammar)) not in self._tried:
+                self._trial.call("check", (grammar,), self._timeout)
+                self._tried[digest] = None
+                if len(self._tried) > _MOST_TRIED:
+                    self._tried.popitem(last=False)
             return self._compiler.compile(Grammar.FromString(grammar))
         except WorkerTooSlowError as error:
             raise SlowGrammarError(

@@ -1,0 +1,67 @@
+"""Grammars of an executor: steps do not wait for what is compiled for requests to come."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagewire.services.executor.grammar import grammars
+from pagewire.services.executor.grammar.grammars import Grammars
+from pagewire.services.executor.step.step import NewRequest, Step
+from pagewire.v1.common_pb2 import Grammar, SamplingParams
+from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
+from tests.services.tokenizer.tiny_tokenizers import save_byte_level
+
+STUCK = Grammar(regex="stuck")
+
+
+class Trial:
+    """A process that tries grammars, and is stuck with one of them."""
+
+    def __init__(self, *_: Any) -> None:
+        self.tried: list[Grammar] = []
+        self.may_go_on = threading.Event()
+
+    def call(self, name: str, args: tuple[bytes, ...], timeout: float) -> None:
+        if name == "check":
+            self.tried.append(Grammar.FromString(args[0]))
+            if self.tried[-1] == STUCK:
+                self.may_go_on.wait()
+
+    def close(self) -> None:
+        self.may_go_on.set()
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
+    trial = Trial()
+    monkeypatch.setattr(grammars, "WorkerProcess", lambda *_: trial)
+    yield trial
+    trial.close()
+
+
+def step_with(grammar: Grammar) -> Step:
+    """Returns a step in which a request with the grammar enters."""
+    none = np.zeros(0, dtype=np.int64)
+    request = NewRequest(1, np.arange(5, dtype=np.int32), 5, 0, (), SamplingParams(grammar=grammar))
+    return Step(1, (), none, none, none, new_requests=[request])
+
+
+async def test_a_step_does_not_wait_for_a_grammar_that_is_tried(tmp_path: Path, trial: Trial) -> None:
+    path = save_byte_level(tmp_path)
+    kept = Grammars(lambda: path, VOCAB_SIZE, [EOS], timeout=5.0, cache_size=1)
+    first, second = Grammar(regex="[ab]+"), Grammar(regex="[cd]+")
+    for grammar in (first, second):
+        await kept.check(grammar)
+    stuck = asyncio.create_task(kept.check(STUCK))
+    attached = await kept.attach(step_with(first))
+    assert not stuck.done() and attached.new_requests[0].matcher is not None
+    trial.may_go_on.set()
+    await stuck
+    await kept.check(first)
+    assert trial.tried == [first, second, STUCK], "a grammar is tried once"
+    kept.close()
