@@ -10,8 +10,8 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from pagewire.services.executor.grammar.engine_errors import NOTHING_MATCHES
+from pagewire.services.executor.grammar.schema.constants import Parts, parts_of
 from pagewire.services.executor.grammar.schema.constants import expression as expression_of
-from pagewire.services.executor.grammar.schema.constants import parts_of
 from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
 from pagewire.services.executor.grammar.schema.exact_json import written
 from pagewire.services.executor.grammar.schema.multiples import multiples
@@ -39,6 +39,7 @@ from pagewire.services.executor.grammar.schema.texts import CHARACTER, MAX_KEY_L
 MAX_DEPTH = 12
 MAX_ITEMS = 1000
 MAX_PROPERTIES = 100
+_MANY = 100  # alternatives that are arrays or objects
 _MAX_UNIQUE = 8  # values of which each item of an array is another
 
 
@@ -86,19 +87,18 @@ class _Writer:
     def _ways(self, union: Union) -> list[tuple[Symbol, ...]]:
         ways: list[tuple[Symbol, ...]] = []
         scalars: list[str] = []
-        constants = {shape: parts_of(shape, self._schemas.intersections) for shape in union}
-        if values := [parts for parts in constants.values() if parts is not None]:
+        if values := self._constants(union):
             scalars.append(expression_of(values, self._space(), self._rules.terminal))
         for shape in union:
-            if constants[shape] is not None:
-                continue
-            if isinstance(shape, Number):
+            if isinstance(shape, Literal):
+                scalars.append(json.dumps(written(shape.value)))
+            elif isinstance(shape, Number):
                 text, is_rule = self._number(shape)
                 if is_rule:
                     ways.append((self._rules.given(text),))
                 else:
                     scalars.append(text)
-            else:
+            elif isinstance(shape, String) or not values:
                 ways += self._structure(shape)
         if scalars:  # one terminal: as alternatives of a rule, the parser would take no more than 2,000
             ways.append((self._rules.terminal(" | ".join(scalars)),))
@@ -118,6 +118,14 @@ class _Writer:
                 is_free = shape == Object()
                 return self._objects.ways(replace(shape, max_properties=MAX_PROPERTIES) if is_free else shape)
         raise AssertionError(shape)
+
+    def _constants(self, union: Union) -> list[Parts]:
+        """The parts of the arrays and objects of a union, if these are many and each is one value; otherwise none. As a
+        lexeme, a value hides others that begin with its first bracket only."""
+        shapes = [shape for shape in union if not isinstance(shape, Literal | Number | String)]
+        found = [parts_of(shape, self._schemas.intersections) for shape in shapes] if len(shapes) >= _MANY else []
+        values = [parts for parts in found if parts is not None]
+        return values if len(values) == len(shapes) else []
 
     def _space(self) -> str:
         """An expression for the whitespace in one place."""

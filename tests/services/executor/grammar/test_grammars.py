@@ -24,12 +24,13 @@ class Trial:
 
     def __init__(self, *_: Any) -> None:
         self.tried: list[Grammar] = []
-        self.may_go_on = threading.Event()
+        self.is_stuck, self.may_go_on = threading.Event(), threading.Event()
 
     def call(self, name: str, args: tuple[bytes, ...], timeout: float) -> None:
         if name == "check":
             self.tried.append(Grammar.FromString(args[0]))
             if self.tried[-1] == STUCK:
+                self.is_stuck.set()
                 self.may_go_on.wait()
 
     def close(self) -> None:
@@ -58,6 +59,7 @@ async def test_a_step_does_not_wait_for_a_grammar_that_is_tried(tmp_path: Path, 
     for grammar in (first, second):
         await kept.check(grammar)
     stuck = asyncio.create_task(kept.check(STUCK))
+    await asyncio.to_thread(trial.is_stuck.wait)
     attached = await kept.attach(step_with(first))
     assert not stuck.done() and attached.new_requests[0].matcher is not None
     trial.may_go_on.set()

@@ -94,6 +94,11 @@ HONOURED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a":1,"b":[1,{}]}', '{ "a": 1, "b" : [1, { }]\n}', '"x"'],
         ['{"a":2}', '{"a":1}', "[1,{}]"],
     ),
+    "an object of a list, or another": (
+        {"anyOf": [*({"const": {"a": number}} for number in range(150)), POINT | {"required": ["b"]}, {"const": [1]}]},
+        ['{"a":149}', '{"b":7}', "[1]"],
+        ["[2]", '{"a":150}'],
+    ),
     "nothing": ({"anyOf": [{"not": {}}, {"type": "null"}]}, ["null"], ["1"]),
     "if": (
         POINT | {"if": {"properties": {"a": {"const": 1}}, "required": ["a"]}, "then": {"required": ["b"]}},
