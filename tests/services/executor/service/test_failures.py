@@ -176,7 +176,8 @@ def test_a_grammar_that_raises_fails_alone(model: DecoderModel) -> None:
     for output in outputs:
         driver.collect(output)
     assert [list(failed) for failed in failures] == [[], [], [0]]
-    assert (failures[2][0].cause, "an internal error; the executor's log has it" in failures[2][0].message) == ("grammar", True)
+    assert failures[2][0].cause == "grammar"
+    assert "an internal error; the executor's log has it" in failures[2][0].message
     driver.finish(0)
     # The next one with a grammar is served, by the same thread.
     driver.add(2, innocent(4, 2), matcher=BrokenMatcher())
