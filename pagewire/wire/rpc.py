@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import uvloop
@@ -24,6 +24,8 @@ from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.wire import unix_sockets
 from pagewire.wire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.wire.introspection import HealthServicer, add_reflection
+from pagewire.wire.local.channel import LocalChannel
+from pagewire.wire.local.server import LocalServer, stream_path
 from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError as RpcError
 from pagewire.wire.status.status_interceptor import StatusInterceptor
@@ -76,7 +78,10 @@ def channel(address: str, credentials: grpc.ChannelCredentials | None = None, ho
     if credentials is not None:
         names = [("grpc.ssl_target_name_override", host)] if host else []
         return grpc.aio.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *names])
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    over_grpc = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    if (path := stream_path(address)) is None:
+        return over_grpc
+    return cast(grpc.aio.Channel, LocalChannel(over_grpc, path, MAX_MESSAGE_BYTES))
 
 
 def timeout_of(context: common_pb2.RequestContext) -> float | None:
@@ -132,6 +137,7 @@ class Server:
     max_connections: int = MAX_CONNECTIONS
     _statuses: StatusInterceptor = field(init=False)
     _server: grpc.aio.Server = field(init=False)
+    _local: LocalServer = field(init=False)
     _health: HealthServicer = field(init=False)
     _names: list[str] = field(init=False, default_factory=list)
     _links: set[str] = field(init=False, default_factory=set)
@@ -141,6 +147,7 @@ class Server:
     def __post_init__(self) -> None:
         self._statuses = StatusInterceptor()
         self._server = grpc.aio.server(interceptors=[self._statuses, *self.interceptors], options=self._options())
+        self._local = LocalServer(self._statuses, self.max_request_bytes)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
@@ -160,6 +167,8 @@ class Server:
         is_link: neighbours use it; its health stays SERVING while the process drains.
         """
         add_to_server(servicer, self._server)
+        if self.drain_delay is None:
+            add_to_server(servicer, cast(grpc.aio.Server, self._local))
         self._names.append(name)
         if is_link:
             self._links.add(name)
@@ -195,6 +204,7 @@ class Server:
                 raise StartupError(
                     f"cannot listen on {address}: another process serves it; stop it, or use another address"
                 )
+            await self._local.listen(address)
             try:
                 bound = self._bind(address)
             except RuntimeError as error:
@@ -244,6 +254,7 @@ class Server:
             await self._drain(drained, finish_streams)
         if self.drain_delay is None:
             # Cuts off the streams and calls of neighbours that have not ended; they reconnect elsewhere.
+            await self._local.stop()
             await self._server.stop(grace=None)
             return
         self._statuses.cut_off()

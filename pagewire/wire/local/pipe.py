@@ -1,0 +1,130 @@
+"""One end of a connection that carries one call in frames."""
+
+import asyncio
+import struct
+from collections import deque
+from typing import NamedTuple, cast
+
+import grpc
+from google.rpc.status_pb2 import Status
+
+# Kinds of frames.
+MESSAGE = 0
+END = 1  # the client sends no more messages
+STATUS = 2  # the last frame of the server: google.rpc.Status
+
+_HEAD = struct.Struct("<IB")
+# Unread bytes from which on nothing more is read.
+_MAX_UNREAD = 4 * 1024 * 1024
+
+
+class Frame(NamedTuple):
+    kind: int
+    data: bytes
+
+
+class Pipe(asyncio.Protocol):
+    """Sends frames, and keeps received ones until they are read."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: of a message; a longer one is replaced by a status, after which nothing is read."""
+        self._max_bytes = max_bytes
+        self._transport: asyncio.Transport | None = None
+        self._partial = bytearray()
+        self._frames: deque[Frame] = deque()
+        self._num_unread = 0  # bytes
+        self._arrival: asyncio.Future[None] | None = None  # of a frame, for which read() waits
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.is_lost = False
+
+    async def read(self) -> Frame | None:
+        """Returns the next frame; None once the connection has ended."""
+        if not self._frames:
+            await self.wait()
+            if not self._frames:
+                return None
+        frame = self._frames.popleft()
+        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread - len(frame.data)
+        if was_paused and self._num_unread <= _MAX_UNREAD and self._transport is not None and not self.is_lost:
+            self._transport.resume_reading()
+        return frame
+
+    async def wait(self) -> None:
+        """Returns when there is a frame to read, or the connection has ended."""
+        while not self._frames and not self.is_lost:
+            self._arrival = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrival
+            finally:
+                self._arrival = None
+
+    async def write(self, kind: int, data: bytes) -> None:
+        """Sends a frame, and waits while the other side does not keep up. Does nothing after the end."""
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(_HEAD.pack(len(data), kind) + data)
+            if not self._writable.is_set():
+                await self._writable.wait()
+
+    def interrupt(self) -> None:
+        """Cancels read(), if it waits, and breaks the connection."""
+        if self._arrival is not None:
+            self._arrival.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Ends the connection after what was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- what the event loop calls -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        partial, start = self._partial, 0
+        partial += data
+        while len(partial) >= start + _HEAD.size:
+            size, kind = _HEAD.unpack_from(partial, start)
+            if size > self._max_bytes:
+                self._refuse(size)
+                return
+            start += _HEAD.size
+            if len(partial) < start + size:
+                start -= _HEAD.size
+                break
+            self._add(Frame(kind, bytes(partial[start : start + size])))
+            start += size
+        del partial[:start]
+
+    def _add(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        if self._num_unread <= _MAX_UNREAD < self._num_unread + len(frame.data) and self._transport is not None:
+            self._transport.pause_reading()
+        self._num_unread += len(frame.data)
+        self._wake()
+
+    def _refuse(self, size: int) -> None:
+        message = f"a message has {size} bytes; up to {self._max_bytes} are accepted"
+        status = Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=message)
+        self._partial.clear()
+        self._add(Frame(STATUS, status.SerializeToString()))
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self._writable.set()
+        self._wake()

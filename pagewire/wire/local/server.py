@@ -1,0 +1,173 @@
+"""The server side: the handlers of gRPC, served to neighbours on this machine."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+from google.rpc.status_pb2 import Status
+
+from pagewire.wire import unix_sockets
+from pagewire.wire.local.pipe import END, MESSAGE, STATUS, Pipe
+from pagewire.wire.status import error_details
+from pagewire.wire.status.rpc_error import RpcError
+from pagewire.wire.status.status_interceptor import StatusInterceptor
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 128
+_UNIX = "unix:"
+
+
+def stream_path(address: str) -> str | None:
+    """Returns the path of the socket for streams beside a gRPC address; None if it has none."""
+    path = address.removeprefix(_UNIX)
+    return f"{path}.stream" if address.startswith(_UNIX) else None
+
+
+class _Details(NamedTuple):
+    method: str
+    invocation_metadata: tuple[()] = ()
+
+
+class LocalServer:
+    """Serves the methods with two streams of the servicers that are added to it, as to a gRPC server."""
+
+    def __init__(self, statuses: StatusInterceptor, max_bytes: int) -> None:
+        """statuses: turns the exceptions of handlers into statuses. max_bytes: of a message."""
+        self._statuses = statuses
+        self._max_bytes = max_bytes
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._servers: list[asyncio.Server] = []
+        self._paths: list[Path] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Ignores handlers without names."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        for name, handler in handlers.items():
+            if handler.request_streaming and handler.response_streaming:
+                self._handlers[f"/{service}/{name}"] = handler
+
+    async def listen(self, address: str) -> None:
+        """Listens beside a gRPC address, to which this process is about to bind, if it is a unix socket."""
+        if not self._handlers or (path := stream_path(address)) is None:
+            return
+        try:
+            listener = _bound(path)
+        except OSError as error:  # for instance because the path is too long
+            logger.debug("streams to %s use gRPC: %s", address, error)
+            return
+        self._paths.append(Path(path))
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_unix_server(self._accept, sock=listener, backlog=_BACKLOG))
+
+    async def stop(self) -> None:
+        """Cuts off all calls, and listens no longer."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        for server in self._servers:
+            server.close()
+        self._paths, self._servers = [], []
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    def _accept(self) -> Pipe:
+        connection = _Connection(self._max_bytes)
+        connection.serving = task = asyncio.create_task(self._serve(connection), name="local stream")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return connection
+
+    async def _serve(self, connection: "_Connection") -> None:
+        context = _Context(connection)
+        try:
+            opening = await connection.read()
+            if opening is None:
+                return
+            method = opening.data.decode(errors="replace")
+            handler = await self._statuses.intercept_service(self._find, _Details(method))
+            if handler is None:
+                with suppress(grpc.aio.AbortError):
+                    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method!r:.100}")
+                return
+            context.serialize = handler.response_serializer
+            with suppress(grpc.aio.AbortError):
+                await handler.stream_stream(_requests(connection, handler.request_deserializer), context)
+                await connection.write(STATUS, b"")
+        finally:
+            connection.close()
+            context.done()
+
+    async def _find(self, details: _Details) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(details.method)
+
+
+def _bound(path: str) -> socket.socket:
+    """Returns a socket at a path, which may exist after its process was killed. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        Path(path).unlink(missing_ok=True)
+        with unix_sockets.private():
+            listener.bind(path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Connection(Pipe):
+    """The server's end of a connection."""
+
+    serving: asyncio.Task[None]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.serving.cancel()
+
+
+async def _requests(connection: Pipe, deserialize: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+    while (frame := await connection.read()) is not None:
+        if frame.kind == END:
+            return
+        if frame.kind != MESSAGE:
+            raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Status.FromString(frame.data).message)
+        yield deserialize(frame.data)
+    await asyncio.Event().wait()  # the call is being cancelled
+
+
+class _Context:
+    """The part of a grpc.aio.ServicerContext that handlers of streams use."""
+
+    def __init__(self, connection: Pipe) -> None:
+        self._connection = connection
+        self._on_done: list[Callable[[Any], None]] = []
+        self.serialize: Callable[[Any], bytes]
+
+    async def write(self, message: Any) -> None:
+        await self._connection.write(MESSAGE, self.serialize(message))
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> NoReturn:
+        status = dict(trailing_metadata).get(error_details.KEY)
+        await self._connection.write(STATUS, status or Status(code=code.value[0], message=details).SerializeToString())
+        raise grpc.aio.AbortError
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._on_done.append(callback)
+
+    def done(self) -> None:
+        """Calls the callbacks, at the end of the call."""
+        for callback in self._on_done:
+            callback(self)
