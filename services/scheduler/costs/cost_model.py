@@ -27,6 +27,7 @@ _MEMORIES = ((0.95, 1.0), (0.998, 0.02))
 _SWEEPS = 8
 _STEPS_PER_FIT = 8
 _TINY = 1e-12
+_NO_WORK = StepWork()
 # A step counts as at most this many times slower than expected: on a CPU, the first of its shape is slow. Anything
 # beyond is an accident, unless the next step is as slow, for which the higher limit holds.
 _MAX_SURPRISE, _MAX_SURPRISE_AGAIN = 2.0, 10.0
@@ -48,10 +49,12 @@ class _Memory:
         self._kept = kept
         self._weight = weight
 
-    def add(self, row: list[float], target: float) -> None:
-        kept = self._kept
+    def add(self, row: list[float], target: float, num_steps: int) -> None:
+        """Adds steps of the same work, with the mean of their targets."""
+        kept = self._kept**num_steps
+        weight = self._weight * (1 - kept) / (1 - self._kept)
         for i, value in enumerate(row):
-            value *= self._weight
+            value *= weight
             self.targets[i] = self.targets[i] * kept + value * target
             self.products[i] = [old * kept + value * other for old, other in zip(self.products[i], row, strict=True)]
 
@@ -67,6 +70,9 @@ class StepCosts:
         self._was_surprise = [False, False]  # of the last step, without and with prompts
         self._largest = 0.0  # prompt tokens of a recent step
         self._is_stale = False
+        # The latest steps, all of the same work: adding each alone would take a fifth of the scheduler's time.
+        self._work, self._num_alike, self._seconds_alike = _NO_WORK, 0, 0.0
+        self._expected = 0.0  # seconds of such a step
         self._last_ratio = 1.0  # of the last step's time to the expected one, at most 1
 
     @property
@@ -84,18 +90,27 @@ class StepCosts:
             return
         if work.num_prompt_tokens:
             self._largest = max(float(work.num_prompt_tokens), self._largest * _LARGEST_KEPT)
-        features = _features(work)
-        expected = sum(map(float.__mul__, self._coefficients, features))
-        if expected:
-            self._last_ratio = min(1.0, seconds / expected)
-        seconds = self._believed(seconds, expected, work.num_prompt_tokens > 0)
-        size = sqrt(sum(map(float.__mul__, features, features)))
-        row = [feature / size for feature in features]
-        for memory in self._memories[work.num_prompt_tokens > 0]:
-            memory.add(row, seconds / size)
+        if work != self._work:
+            self._remember()
+            self._work, self._expected = work, sum(map(float.__mul__, self._coefficients, _features(work)))
+        if self._expected:
+            self._last_ratio = min(1.0, seconds / self._expected)
+        self._seconds_alike += self._believed(seconds, self._expected, work.num_prompt_tokens > 0)
+        self._num_alike += 1
         self._is_stale = True
         if self.num_steps < _STEPS_PER_FIT or self.num_steps % _STEPS_PER_FIT == 0:
             self._fitted()  # otherwise with the next prediction
+
+    def _remember(self) -> None:
+        """Adds the latest steps to the memories."""
+        if not self._num_alike:
+            return
+        features = _features(self._work)
+        size = sqrt(sum(map(float.__mul__, features, features)))
+        row = [feature / size for feature in features]
+        for memory in self._memories[self._work.num_prompt_tokens > 0]:
+            memory.add(row, self._seconds_alike / self._num_alike / size, self._num_alike)
+        self._work, self._num_alike, self._seconds_alike = _NO_WORK, 0, 0.0
 
     def decode_seconds(self, num_decodes: float) -> float:
         """Returns the expected seconds of a step without prompts; 0 if nothing is known."""
@@ -156,6 +171,7 @@ class StepCosts:
     def _fitted(self) -> list[float]:
         if self._is_stale:
             self._is_stale = False
+            self._remember()
             self._fit()
         return self._coefficients
 
