@@ -77,6 +77,8 @@ class Rate:
 
     def _turn(self) -> None:
         second = int(self._clock())
+        if second == self._second:
+            return
         for passed in range(self._second + 1, min(second, self._second + len(self._counts)) + 1):
             self._counts[passed % len(self._counts)] = 0
         if second - self._second > len(self._counts):

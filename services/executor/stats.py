@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from pagewire.services.executor.device.clock import StageTimes
 from pagewire.services.executor.step.step import HostTokens, Step
 from pagewire.telemetry import semconv
+from pagewire.telemetry.loop_histogram import LoopHistogram
 from pagewire.telemetry.metrics import LATENCY_BUCKETS
 from pagewire.telemetry.spans import Span, tracing
 
@@ -57,14 +58,14 @@ FAILED_STEPS = Counter(
     "pagewire:executor_failed_steps",
     "Steps that failed without harm to the device: their requests are tried again, apart from each other",
 )
-_STEP_SECONDS = Histogram("pagewire:executor_step_seconds", "Device time of a step", buckets=LATENCY_BUCKETS)
-_QUEUE_SECONDS = Histogram(
-    "pagewire:executor_step_queue_seconds", "Time a step waited for the device", buckets=LATENCY_BUCKETS
+_STEP_SECONDS = LoopHistogram("pagewire:executor_step_seconds", "Device time of a step", LATENCY_BUCKETS)
+_QUEUE_SECONDS = LoopHistogram(
+    "pagewire:executor_step_queue_seconds", "Time a step waited for the device", LATENCY_BUCKETS
 )
-_STEP_TOKENS = Histogram(
+_STEP_TOKENS = LoopHistogram(
     "pagewire:executor_step_tokens",
     "Tokens computed by a step",
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
 )
 _DRAFTS = Counter("pagewire:spec_decode_num_drafts", "Times that tokens were drafted for a request and checked")
 _DRAFT_TOKENS = Counter("pagewire:spec_decode_num_draft_tokens", "Tokens that were drafted and checked")

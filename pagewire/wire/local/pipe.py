@@ -85,6 +85,11 @@ class Pipe(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         partial, start = self._partial, 0
+        if not partial and len(data) >= _HEAD.size:  # mostly, one frame arrives at a time
+            size, kind = _HEAD.unpack_from(data)
+            if len(data) == _HEAD.size + size <= _HEAD.size + self._max_bytes:
+                self._add(Frame(kind, data[_HEAD.size :]))
+                return
         partial += data
         while len(partial) >= start + _HEAD.size:
             size, kind = _HEAD.unpack_from(partial, start)
@@ -101,10 +106,11 @@ class Pipe(asyncio.Protocol):
 
     def _add(self, frame: Frame) -> None:
         self._frames.append(frame)
-        if self._num_unread <= _MAX_UNREAD < self._num_unread + len(frame.data) and self._transport is not None:
+        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(frame.data)
+        if self._num_unread > _MAX_UNREAD and not was_paused and self._transport is not None:
             self._transport.pause_reading()
-        self._num_unread += len(frame.data)
-        self._wake()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def _refuse(self, size: int) -> None:
         message = f"a message has {size} bytes; up to {self._max_bytes} are accepted"
@@ -113,10 +119,6 @@ class Pipe(asyncio.Protocol):
         self._add(Frame(STATUS, status.SerializeToString()))
         if self._transport is not None:
             self._transport.pause_reading()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -127,4 +129,5 @@ class Pipe(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self._writable.set()
-        self._wake()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)

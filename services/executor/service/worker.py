@@ -286,9 +286,10 @@ class Worker:
         if session.failures.suspects_model(len(item.output.request_ids), {**item.output.failures, **tokens.failures}):
             self._report_failure(session, OnlyNan("all requests of the step yielded NaN for their next token"))
             return
-        session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
         stats.record_drafts(tokens)
         stats.record_step(item.kind, item.output.num_tokens, item.num_requests, execute_ns, clock.queue_ns)
+        # Last: this thread then waits for work, and the event loop need not wait for its turn in the interpreter.
+        session.deliver(convert.result_to_proto(item.output, tokens, execute_ns, clock.queue_ns, idle_ns))
 
     def fail(self, cause: BaseException) -> None:
         """Ends the stream with an error after which the process has to restart. Called on any thread; the first cause

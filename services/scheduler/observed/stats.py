@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
@@ -67,11 +67,11 @@ STEP_LEAD = Gauge(
     "pagewire:step_lead_seconds",
     "Seconds between the decision of a step and the expected end of the long step before it",
 )
-STEP_TOKENS = Histogram("pagewire:iteration_tokens", "Tokens computed per step", buckets=TOKEN_BUCKETS)
-SCHEDULE_TIME = Histogram("pagewire:schedule_time_seconds", "Time to decide one step", buckets=_STEP_BUCKETS)
-EXECUTE_TIME = Histogram("pagewire:execute_time_seconds", "Device time of one step", buckets=LATENCY_BUCKETS)
-EXECUTE_QUEUE_TIME = Histogram(
-    "pagewire:execute_queue_time_seconds", "Time a step waited in the executor's queue", buckets=LATENCY_BUCKETS
+STEP_TOKENS = LoopHistogram("pagewire:iteration_tokens", "Tokens computed per step", TOKEN_BUCKETS)
+SCHEDULE_TIME = LoopHistogram("pagewire:schedule_time_seconds", "Time to decide one step", _STEP_BUCKETS)
+EXECUTE_TIME = LoopHistogram("pagewire:execute_time_seconds", "Device time of one step", LATENCY_BUCKETS)
+EXECUTE_QUEUE_TIME = LoopHistogram(
+    "pagewire:execute_queue_time_seconds", "Time a step waited in the executor's queue", LATENCY_BUCKETS
 )
 QUEUE_TIME = LoopHistogram(
     "pagewire:request_queue_time_seconds", "Seconds from a request's arrival to its first step", LATENCY_BUCKETS

@@ -110,6 +110,8 @@ class ReplicaDriver:
                 self._replica.pacer.on_sent(self._replica.expected_seconds(step), time.monotonic())
                 self._stats.on_step(self._replica, num_tokens, schedule_seconds)
                 await self.client.send(step, self._listener.on_step(self._replica, step))
+                if not self._replica.can_schedule:
+                    break
 
     def _holds_back(self) -> bool:
         """Returns whether the next step should be decided later, and sets a timer for that time."""
