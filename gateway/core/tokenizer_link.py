@@ -89,8 +89,8 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
                 choice.fail(RpcError.from_message(numbered.error))
             else:
                 self._on_generated(choice, numbered.response)
-        token_ids, start = list(message.token_ids), 0
-        for number, text, num_tokens in zip(message.numbers, message.texts, message.num_tokens, strict=True):
+        token_ids, start = message.token_ids[:], 0
+        for number, text, num_tokens in zip(message.numbers[:], message.texts[:], message.num_tokens[:], strict=True):
             delta = ChoiceDelta(text, token_ids[start : start + num_tokens])
             start += num_tokens
             if (choice := self.answered(number)) is not None:

@@ -167,9 +167,13 @@ class SchedulerLink(
         if message.HasField("hello"):
             self._on_hello(message.hello)
             return
-        token_ids, start, num_taken = list(message.token_ids), 0, 0
+        token_ids, start, num_taken = message.token_ids[:], 0, 0
         columns = zip(
-            message.request_ids, message.num_tokens, message.finish_reasons, message.cached_tokens, strict=True
+            message.request_ids[:],
+            message.num_tokens[:],
+            message.finish_reasons[:],
+            message.cached_tokens[:],
+            strict=True,
         )
         for index, (number, num_tokens, finish_reason, cached_tokens) in enumerate(columns):
             new = token_ids[start : start + num_tokens]

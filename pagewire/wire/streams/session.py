@@ -112,7 +112,7 @@ class Session(ABC, Generic[Request, Output, In, Out]):
             self._draining.on_begin.add(self.greet_again)
             self._draining.streams.add(self)
             yield greeting
-            async for outputs in self.outbox:
+            while outputs := await self.outbox.take():
                 if outputs.pop(None, None) is not None:
                     yield await self.greet()
                 for message in self._messages(outputs):

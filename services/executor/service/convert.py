@@ -53,11 +53,11 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
         raise InvalidStep(f"step {message.step_id}: num_draft_tokens are not parallel to request_ids")
     return Step(  # of lists, which numpy reads much faster than the fields of a message
         step_id=message.step_id,
-        request_ids=list(message.request_ids),
+        request_ids=message.request_ids[:],
         num_scheduled_tokens=np.array(message.num_scheduled_tokens[:], dtype=np.int64),
         num_new_blocks=np.array(message.num_new_blocks[:], dtype=np.int64).reshape(num_reqs, num_groups),
         new_block_ids=np.array(message.new_block_ids[:], dtype=np.int32),
-        finished_request_ids=list(message.finished_request_ids),
+        finished_request_ids=message.finished_request_ids[:],
         new_requests=[
             _new_request(request, trace, vocab_size)
             for request, trace in zip(message.new_requests, traces, strict=True)

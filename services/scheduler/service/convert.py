@@ -219,31 +219,34 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
 
 def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2.StepRequest:
     """Returns the message of a step. traces: parallel to step.new_requests; empty if none of them is traced."""
+    rare = {
+        "finished_request_ids": step.finished_request_ids,
+        "new_requests": [from_new_request(new) for new in step.new_requests],
+        "new_block_ids": step.new_block_ids,
+        "traceparents": [one.traceparent for one in traces] if any(one.traceparent for one in traces) else (),
+        "tracestates": [one.tracestate for one in traces] if any(one.tracestate for one in traces) else (),
+        "num_draft_tokens": step.num_draft_tokens,
+    }
     return executor_pb2.StepRequest(
         step_id=step.step_id,
-        finished_request_ids=step.finished_request_ids,
-        new_requests=[from_new_request(new) for new in step.new_requests],
         request_ids=step.request_ids,
         num_scheduled_tokens=step.num_scheduled_tokens,
         num_new_blocks=step.num_new_blocks,
-        new_block_ids=step.new_block_ids,
-        traceparents=[one.traceparent for one in traces] if any(one.traceparent for one in traces) else (),
-        tracestates=[one.tracestate for one in traces] if any(one.tracestate for one in traces) else (),
-        num_draft_tokens=step.num_draft_tokens,
+        **{name: values for name, values in rare.items() if values},  # type: ignore[arg-type]
     )
 
 
 def to_step_result(message: executor_pb2.StepResult) -> StepResult:
     return StepResult(
         message.step_id,
-        list(message.request_ids),
-        list(message.num_tokens),
-        list(message.token_ids),
+        message.request_ids[:],
+        message.num_tokens[:],
+        message.token_ids[:],
         dict(message.logprobs) if message.logprobs else {},
         dict(message.vectors) if message.vectors else {},
         dict(message.errors) if message.errors else {},
         dict(message.prompt_logprobs) if message.prompt_logprobs else {},
-        list(message.num_drafted),
+        message.num_drafted[:],
     )
 
 
