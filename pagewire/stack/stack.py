@@ -240,7 +240,8 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
         yield directory
     finally:
         for name in names:
-            (directory / f"{name}.sock").unlink(missing_ok=True)
+            for path in directory.glob(f"{name}.sock*"):  # also those of streams, which a killed service leaves
+                path.unlink(missing_ok=True)
 
 
 def _check_sockets(directory: Path, names: Sequence[str]) -> None:

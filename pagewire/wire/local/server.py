@@ -61,7 +61,7 @@ class LocalServer:
         try:
             listener = _bound(path)
         except OSError as error:  # for instance because the path is too long
-            logger.debug("streams to %s use gRPC: %s", address, error)
+            logger.warning("streams to %s use gRPC, which costs more, as %s cannot be bound: %s", address, path, error)
             return
         self._paths.append(Path(path))
         loop = asyncio.get_running_loop()

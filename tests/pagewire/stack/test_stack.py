@@ -169,6 +169,7 @@ def test_a_given_directory_becomes_private_and_is_left_without_sockets(tmp_path:
     (given / "mine").write_text("stays")
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(given / "executor.sock"))  # of a stack that was killed
+    (given / "executor.sock.stream").touch()
     with stack._sockets(str(given)) as directory:
         assert directory.stat().st_mode & 0o777 == 0o700
         with socket.socket(socket.AF_UNIX) as service:

@@ -185,3 +185,14 @@ async def test_a_server_that_stops_cuts_its_streams_off(tmp_path: Path) -> None:
             await reading
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(caught.value)
         assert servicer.num_ended == 1 and not (tmp_path / "s.stream").exists()
+
+
+async def test_a_path_that_is_too_long_is_told_and_grpc_does_the_work(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / ("s" * (104 - len(str(tmp_path))))  # with .stream, it has more than 107 characters
+    async with _serving(path, _echo) as (_, _, execute):
+        call = execute(wait_for_ready=True)
+        await call.write(StepRequest(step_id=5))
+        assert (await call.read()).step_id == 5
+    assert "use gRPC, which costs more" in caplog.text
