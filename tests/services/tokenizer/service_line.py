@@ -101,6 +101,8 @@ class FakeScheduler(SchedulerLinkServiceServicer):
                     await changed.wait()
                 else:
                     yield queue.get_nowait()
+                    for _ in range(20):  # a step takes time, in which its tokens reach the client
+                        await asyncio.sleep(0)
         finally:
             for key in [key for key in self._running if key[0] == stream_id]:
                 del self._running[key]
