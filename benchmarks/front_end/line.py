@@ -18,7 +18,7 @@ import psutil
 from benchmarks.front_end.__main__ import CHAT, NUM_TOKENS, load, process, ready
 from pagewire.config.shared import DEFAULT_MODEL
 from pagewire.files.models import resolve_model
-from pagewire.stack.launch import available_port
+from pagewire.flags.ports import available_port
 from pagewire.wire import health
 
 SERVICES = ("gateway", "tokenizer", "scheduler", "executor")
@@ -31,7 +31,7 @@ BODY = {**CHAT, "temperature": 0.0, "stream": True, "max_tokens": NUM_TOKENS, "i
 @contextmanager
 def line(step_ms: float) -> Iterator[tuple[dict[str, psutil.Process], int]]:
     """Starts the services; yields their processes and the port of the gateway."""
-    port = available_port("127.0.0.1", 0, "--port")
+    port = available_port("127.0.0.1")
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         address = {name: f"unix:{directory}/{name}.sock" for name in SERVICES}
         python = [sys.executable, "-P", "-m"]

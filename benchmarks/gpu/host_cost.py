@@ -32,7 +32,7 @@ from benchmarks.gpu.engine.models import MODELS, BenchModel
 from benchmarks.gpu.engine.steps import Driver
 from pagewire.kernels import backends, tuning
 from pagewire.kernels.ops import DEFINITIONS, definition
-from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.graphs.capture_sizes import prompt_sizes
 from pagewire.services.executor.graphs.cuda_graphs import Function
 from pagewire.services.executor.loading.loader import load_model
@@ -106,7 +106,7 @@ def standing_in(device: Device) -> Iterator[None]:
             (backends, "chosen", lambda: "triton"),
             (definition, "implementation", implementation),
             (tuning, "capability_of", lambda device: CAPABILITY),
-            (host_memory, "is_shared", lambda device: False),
+            (memory, "is_shared", lambda device: False),
         ):
             patches.enter_context(mock.patch.object(module, attribute, value))
         yield

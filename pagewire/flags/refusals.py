@@ -23,8 +23,7 @@ from pagewire.config.speculation import Speculation
 from pagewire.config.values import drafts as of_drafts
 from pagewire.config.values import executor as of_executor
 from pagewire.config.values import gateway as of_gateway
-from pagewire.config.values import text as of_text
-from pagewire.config.values.images import image_limit, processor_options
+from pagewire.config.values import tokenizer as of_tokenizer
 from pagewire.errors import StartupError
 from pagewire.files.models import check_name, is_of_hub
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
@@ -121,18 +120,18 @@ def _check_text(config: TokenizerConfig) -> None:
     if config.tokenizer and (config.tokenizer_revision is not None or not Path(config.tokenizer).expanduser().exists()):
         check_name(config.tokenizer, config.tokenizer_revision, config.accept_license)
     if config.served_model_name is not None:
-        of_text.served_names(config.served_model_name)
+        of_tokenizer.served_names(config.served_model_name)
     if config.chat_template:
         from pagewire.files.chat_template import read_template  # deferred: most commands have no template
 
         read_template(config.chat_template)
-    of_text.disables_whitespace(config.structured_outputs_config)
+    of_tokenizer.disables_whitespace(config.structured_outputs_config)
     sampling_defaults(config, None)
 
 
 def _check_images(config: TokenizerConfig) -> None:
-    image_limit(config.limit_mm_per_prompt)
-    processor_options(config.mm_processor_kwargs or "{}")
+    of_tokenizer.image_limit(config.limit_mm_per_prompt)
+    of_tokenizer.processor_options(config.mm_processor_kwargs or "{}")
     path = config.allowed_local_media_path
     if path is not None and not Path(path).is_dir():
         raise StartupError(f"--allowed-local-media-path {path} is not a directory: name one, or leave it out")

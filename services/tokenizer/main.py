@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pagewire.config import TokenizerConfig
-from pagewire.config.values import text as values
+from pagewire.config.values import tokenizer as values
 from pagewire.errors import StartupError
 from pagewire.files.chat_template import read_template
 from pagewire.files.models import default_served_name, find_model, resolve_model

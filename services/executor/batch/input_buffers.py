@@ -16,7 +16,7 @@ from pagewire.kernels import ops
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.upload import upload_into
 from pagewire.services.executor.sampling.row_columns import RowColumns
 from pagewire.services.executor.step.step import Step
@@ -63,7 +63,7 @@ class InputBuffers:
         }
         size = sum(sections.values())
         self._staged = torch.zeros(size, dtype=torch.int32, device=device)
-        self._is_shared = host_memory.is_shared(device)  # a step is computed before the next is staged
+        self._is_shared = memory.is_shared(device)  # a step is computed before the next is staged
         self._host = self._staged.numpy() if self._is_shared else np.zeros(size, dtype=np.int32)
         ends = np.cumsum(list(sections.values()))
         self._host_sections = dict(zip(sections, np.split(self._host, ends[:-1]), strict=True))

@@ -1,4 +1,4 @@
-"""Memory of the device: its size, its free part, and the error if something does not fit."""
+"""Memory of the device: whether the host reads it, its size, its free part, and the error if something does not fit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from torch import Tensor
 
 from pagewire.errors import StartupError
 from pagewire.process import cgroup
+
+
+def is_shared(device: torch.device) -> bool:
+    """Returns whether host and device share memory: launched work is done then, and reading does not wait."""
+    return device.type == "cpu"
 
 
 class OutOfMemoryError(StartupError):

@@ -16,7 +16,7 @@ import torch
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.grammar.constraints import GrammarConstraints
@@ -37,7 +37,7 @@ class ConstrainedDrafts(Proposer):
         self._constraints = constraints
         self.max_draft_tokens = proposer.max_draft_tokens
         self.kv_caches = proposer.kv_caches
-        self._chooses = is_alone and host_memory.is_shared(device)
+        self._chooses = is_alone and memory.is_shared(device)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def propose(

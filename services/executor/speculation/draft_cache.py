@@ -14,7 +14,7 @@ from pagewire.errors import StartupError
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.layers.kv_spec import CacheSpec, StateSpec
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.step.limits import Limits
@@ -86,7 +86,7 @@ class Filled:
             num_computed = int(state.num_computed_tokens[row])
             self._admissions[row] = admissions[index]
             self.rows[row] = num_computed
-            if host_memory.is_shared(block_tables.tensor.device):
+            if memory.is_shared(block_tables.tensor.device):
                 blocks = block_tables.tensor[self._group, row].numpy()
                 first_own = -(-num_computed // self._block_size)
                 self._blocks[blocks[first_own : block_tables.num_blocks[row, self._group]]] = 0
@@ -105,7 +105,7 @@ class Filled:
         covers them."""
         self.rows[row] = end
         start, end = int(self._kept[row]), min(end, num_known)
-        if end > start and host_memory.is_shared(block_tables.tensor.device):
+        if end > start and memory.is_shared(block_tables.tensor.device):
             size = self._block_size
             blocks = block_tables.tensor[self._group, row, start // size : -(-end // size)].numpy()
             self._blocks[blocks[:-1]] = size

@@ -14,7 +14,7 @@ import numpy as np
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.graphs.capture_sizes import drafter_shapes
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.sampling.tokens import OWN_TOKENS
@@ -102,7 +102,7 @@ class DraftModel(ModelProposer):
 
     def _num_tokens(self, rows: np.ndarray, state: RequestState) -> tuple[np.ndarray, np.ndarray]:
         """Returns the least and the most tokens that each row can have: what the host knows without waiting."""
-        if host_memory.is_shared(self._target.device):
+        if memory.is_shared(self._target.device):
             exact = state.columns.num_tokens.numpy()[rows]
             return exact, exact
         if self._is_alone:
@@ -110,7 +110,7 @@ class DraftModel(ModelProposer):
         return state.common_bounds(rows)
 
     def _num_computed(self, rows: np.ndarray, state: RequestState) -> np.ndarray:
-        if host_memory.is_shared(self._target.device):
+        if memory.is_shared(self._target.device):
             return state.columns.num_computed_tokens.numpy()[rows]
         ahead = 0 if self._is_alone else state.common_bounds(rows)[1] - state.num_tokens[rows]
         return state.num_computed_tokens[rows] + ahead

@@ -13,7 +13,7 @@ from pagewire.kernels import ops
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device import host_memory
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.step.step import Step
@@ -39,7 +39,7 @@ class NgramProposer(Proposer):
         num_found = torch.empty(len(asking), dtype=torch.int64, device=device)
         known, bounds = state.columns.num_tokens, (self._longest, self._shortest)
         ops.look_up_drafts(staged["rows"], staged["num_wanted"], state.token_ids, known, num_found, *bounds)
-        if not host_memory.is_shared(device):
+        if not memory.is_shared(device):
             return None
         drafted = np.zeros(len(batch.rows), dtype=np.int64)
         drafted[batch.sampled[asking]] = num_found.numpy()

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pagewire.config import TokenizerConfig
-from pagewire.config.values.images import image_limit, processor_options
+from pagewire.config.values.tokenizer import image_limit, processor_options
 from pagewire.errors import StartupError
 from pagewire.files.json_file import read_json_object
 from pagewire.files.models import is_of_hub

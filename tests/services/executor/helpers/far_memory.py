@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pagewire.services.executor.device import host_memory
-
 _WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+from pagewire.services.executor.device import memory
 
 
 class _Watch(TorchDispatchMode):
@@ -56,5 +56,5 @@ def unread() -> Iterator[None]:
 @contextmanager
 def far_memory() -> Iterator[None]:
     """Our own code takes a CPU's memory for a GPU's, which `unread` then proves."""
-    with mock.patch.object(host_memory, "is_shared", lambda device: False):
+    with mock.patch.object(memory, "is_shared", lambda device: False):
         yield

@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
 
 from pagewire.config import TokenizerConfig
-from pagewire.config.values.images import image_limit, processor_options
+from pagewire.config.values.tokenizer import image_limit, processor_options
 from pagewire.errors import StartupError
 from pagewire.services.tokenizer.images import images
 from pagewire.services.tokenizer.images.image_processor import ImageError, decode

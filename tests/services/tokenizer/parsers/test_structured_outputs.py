@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pagewire.config.values.text import disables_whitespace
+from pagewire.config.values.tokenizer import disables_whitespace
 from pagewire.errors import StartupError
 from pagewire.services.tokenizer.parsers.structured_outputs import leave_out
 from pagewire.v1 import common_pb2
