@@ -42,7 +42,7 @@ def normed_linear(
 def packed_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, dtype: torch.dtype | None
 ) -> Tensor:
-    """Computes `linear` of a bf16 weight in a layout of a CPU (`cpu.packed_layout`); bias of the result's dtype."""
+    """Computes `linear` of a dense weight in a layout of a CPU (`cpu.packed_layout`); bias of the result's dtype."""
     return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 

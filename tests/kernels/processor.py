@@ -57,12 +57,15 @@ def fixed_point_error(x: Tensor, weight: Tensor, largest: Tensor, *, steps: floa
 
 
 def norm_bounded_error(x: Tensor, weight: Tensor) -> Tensor:
-    """The most that rounding can change of x [tokens, in] times weight [out, in], packed in fixed point."""
+    """The most that rounding can change of x [tokens, in] times weight [out, in], packed in fixed point; less where
+    large inputs are multiplied apart, and where the norm of x can be computed in fp32."""
     units = -(-x.shape[1] // 32)
     block = -(-units // -(-units // 32)) * 32
     error = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float64)
     for inputs, weights in zip(x.split(block, 1), weight.split(block, 1), strict=True):
-        input_step = torch.maximum(inputs.abs().amax(1) / 32767, inputs.norm(dim=1) / 46300)[:, None]
+        peaks = inputs.abs().amax(1)
+        norms = torch.where((peaks > 1e-15) & (peaks < 1e17), inputs.norm(dim=1), peaks * block**0.5)
+        input_step = torch.maximum(peaks / 32767, norms / 46300)[:, None]
         weight_step = 2 * torch.maximum(weights.abs().amax(1) / 32767, weights.norm(dim=1) / 46300)  # a power of two
         error += 0.501 * input_step * (weights.abs().sum(1) + 0.5 * inputs.shape[1] * weight_step)
         error += 0.501 * inputs.abs().sum(1, keepdim=True) * weight_step

@@ -4,7 +4,7 @@ bfloat16 [tiles, units, 16, 32]: outputs are padded to tiles of 16, inputs to un
 has inputs 2 r and 2 r + 1 of the tile's first output, then of its second, and so on.
 
 In fixed point, int16 [tiles, 32 * blocks + 512 * units]: the same with an integer for each number, after the scales of
-each block of up to 1,024 inputs and each output, fp32, which are what 1 stands for. They are powers of two, the
+each block of up to 1,024 inputs and each output, fp32: the value of one integer step. They are powers of two, the
 smallest with which the integers of a block fit into 16 bits and their norm does not exceed 46,300: products of two
 such blocks fit into 32 bits (fixed_point.h).
 """
@@ -90,6 +90,8 @@ def _unpack_fixed_point(packed: Tensor, out_features: int, in_features: int) -> 
     scales = words[:, : blocks * TILE].contiguous().view(torch.float32).view(-1, blocks, TILE)
     rows = words[:, blocks * TILE :].reshape(-1, units * ROWS, TILE).transpose(1, 2).contiguous()
     integers = rows.view(torch.int16).view(-1, units * UNIT)
-    of_inputs = scales.repeat_interleave(per_block * UNIT, dim=1).transpose(1, 2).reshape(len(integers), -1)
-    weight = integers * of_inputs[:, : units * UNIT]
-    return weight[:out_features, :in_features].bfloat16().contiguous()
+    parts = [
+        (block * scales[:, i].reshape(-1, 1)).bfloat16()
+        for i, block in enumerate(integers.split(per_block * UNIT, dim=1))
+    ]
+    return torch.cat(parts, dim=1)[:out_features, :in_features].contiguous()

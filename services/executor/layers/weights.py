@@ -56,7 +56,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """A bfloat16 weight in one of the layouts of the CPU's kernels, `pagewire.kernels.cpu.layouts.packed_layout`."""
+    """A dense weight in one of the layouts of the CPU's kernels, `pagewire.kernels.cpu.layouts.packed_layout`."""
 
     shape: tuple[int, int]  # [out_features, in_features]
     tensor: Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -70,16 +70,24 @@ def _bits_of(module: WeightModule, model: OwnModel, bits: int) -> int:
 def _rounded(part: PackedWeight, bits: int) -> PackedWeight:
     if isinstance(part, PackedGrouped) and part.bits <= bits:
         return part
-    num_outputs, num_inputs = part.shape
     if isinstance(part, PackedGrouped | PackedInt8 | PackedFp8):
         stored = unpack(part)
         return _packed(round_to_nearest([stored.dequantize()], bits))
-    rows = max(1, _CHUNK // num_inputs)
-    whole = part.tensor if isinstance(part, Dense) else None
-    if whole is None:
-        assert isinstance(part, PackedDense), type(part)
-        whole = packed_layout.unpack(part.tensor, num_outputs, num_inputs)
-    return _packed(round_to_nearest(whole.split(rows), bits))
+    assert isinstance(part, Dense | PackedDense), type(part)
+    return _packed(round_to_nearest(_rows(part, max(1, _CHUNK // part.shape[1])), bits))
+
+
+def _rows(part: Dense | PackedDense, at_once: int) -> Iterator[Tensor]:
+    """Yields the rows of a weight, about so many at once."""
+    if isinstance(part, Dense):
+        yield from part.tensor.split(at_once)
+        return
+    num_outputs, num_inputs = part.shape
+    tiles = -(-at_once // packed_layout.TILE)
+    for first in range(0, len(part.tensor), tiles):
+        left = num_outputs - first * packed_layout.TILE
+        packed = part.tensor[first : first + tiles]
+        yield packed_layout.unpack(packed, min(left, len(packed) * packed_layout.TILE), num_inputs)
 
 
 def _packed(weight: GroupedWeight) -> PackedWeight:
@@ -89,7 +97,7 @@ def _packed(weight: GroupedWeight) -> PackedWeight:
     return RoughGrouped(**{field.name: getattr(packed, field.name) for field in fields(packed)})
 
 
-def round_to_nearest(weights: Sequence[Tensor], bits: int) -> GroupedWeight:
+def round_to_nearest(weights: Iterable[Tensor], bits: int) -> GroupedWeight:
     """Rounds one weight [N, K], given by rows in any float dtype. Each group of a row spans its least and its greatest
     weight: weight = scale * code + minimum."""
     parts = [_rounded_rows(rows.float(), bits) for rows in weights]

@@ -127,7 +127,26 @@ def test_fixed_point_is_more_precise_than_bf16() -> None:
         assert error.square().mean() < rounded.square().mean() / 25
 
 
-# Of inputs and weights; the last two are beyond what squares hold
+@pytest.mark.parametrize("in_features", [32, 576, 1536])
+@pytest.mark.parametrize("times", [30, 100, 300, 1000, 3000, 1e6])
+def test_a_few_large_inputs_take_no_bits_from_the_others(in_features: int, times: float) -> None:
+    """Models have inputs that are a thousand times the others. Here they meet weights of zero, so that errors of the
+    others show."""
+    generator = torch.Generator().manual_seed(3)
+    weight, x = random(100, in_features), torch.randn(40, in_features, generator=generator)
+    for token in range(len(x)):
+        large = torch.randperm(in_features, generator=generator)[: 1 + token % 3]
+        x[token, large] = times
+    weight[:, (x == times).any(0)] = 0
+    exact = F.linear(x.double(), weight.double())
+    scale = exact.square().mean(1, keepdim=True).clamp(min=1e-3)
+    packed = packed_layout.pack(weight, fixed_point=True)
+    error = native.packed_linear(x, packed, None, 100).double() - exact
+    rounded = F.linear(x.bfloat16().double(), weight.double()) - exact
+    assert (error.square() / scale).mean() < (rounded.square() / scale).mean()
+
+
+# Of inputs and weights; those from "tiny" on are beyond what squares hold
 VECTORS: dict[str, Callable[[int], Tensor]] = {
     "equal": lambda n: torch.full((n,), 1.40625),
     "spike": lambda n: torch.cat([torch.full((1,), 1e4), torch.ones(n - 1)]),
@@ -135,6 +154,7 @@ VECTORS: dict[str, Callable[[int], Tensor]] = {
     "signs": lambda n: 1 - 2.0 * (torch.arange(n) % 2),
     "tiny": lambda n: torch.full((n,), 1e-25),
     "large": lambda n: torch.full((n,), 1e22),
+    "largest": lambda n: torch.cat([torch.full((1,), 3e38), torch.zeros(n - 1)]),
 }
 
 
@@ -144,6 +164,7 @@ def test_no_sum_overflows(inputs: str, weights: str) -> None:
     for in_features in (32, 64, 96, 1024, 1056, 2200):
         x = VECTORS[inputs](in_features).repeat(40, 1)
         weight = VECTORS[weights](in_features).repeat(33, 1).bfloat16()
+        weight *= 1e-5 if inputs == "largest" else 1  # so that sums are floats
         actual = native.packed_linear(x, packed_layout.pack(weight, fixed_point=True), None, 33)
         assert_is_product(actual, x, weight, None, fixed_point=True, dtype=torch.float32)
 

@@ -36,9 +36,10 @@ inline bool floats_beat_bf16_pairs() {
 // unit. `least` is from how many on that is faster, since they share what converting the weights takes; measured on that
 // core, with AVX-512 and compiled without. AMD's were not measured.
 inline bool in_fixed_point(int64_t tokens, int64_t least) {
-#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-    return false;
-#endif
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     if (batch_invariant) return false;
     return bf16_form == FASTEST ? tokens >= least && is_intel() : bf16_form == FIXED_POINT;
+#else
+    return false;
+#endif
 }

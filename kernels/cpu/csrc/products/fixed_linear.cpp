@@ -7,13 +7,25 @@
 
 namespace packed {
 
-static_assert(MOST_BLOCK_UNITS * UNIT == 1024);
-
 #if defined(PAGEWIRE_FIXED_POINT)
+static_assert(MOST_BLOCK_UNITS * UNIT == fixed_point::MOST_IN_BLOCK);
 
 namespace {
 
 using fixed_point::Inputs;
+
+// sums [GROUP] += a token's spikes of a block times their weights
+template <int GROUP>
+void add_spikes(const Inputs& x, int64_t token, int64_t block, const fixed_point::Weights<GROUP>& weights,
+                f32x16* sums) {
+    x.for_spikes(token, block, [&](const fixed_point::Spike& spike) {
+        for (int n = 0; n < GROUP; n++) {
+            const i32x16 pairs = load_raw<i32x16>(weights.pairs[n] + spike.input / 2 * TILE);
+            const i32x16 integers = (spike.input % 2 ? pairs : pairs << 16) >> 16;
+            sums[n] += __builtin_convertvector(integers, f32x16) * (load(weights.scales[n]) * spike.value);
+        }
+    });
+}
 
 // sums [tokens of x from `first` to `end`, GROUP] of the tiles [begin, begin + GROUP), of which the last may be missing
 template <int GROUP>
@@ -30,6 +42,8 @@ void multiply_all(const Problem& p, const Inputs& x, int64_t first, int64_t end,
         for (int64_t token = first; token < end; token += x.passes.per_pass)
             fixed_point::multiply_of<true, GROUP>(x.passes.count(token))(x, token, block, weights,
                                                                          sums + (token - first) * GROUP);
+        for (int64_t token = first; token < end; token++)
+            add_spikes(x, token, block, weights, sums + (token - first) * GROUP);
     }
 }
 
@@ -72,39 +86,54 @@ bool gates_in_fixed_point(const Problem&) { return false; }
 
 namespace {
 
-// What an integer stands for: a power of two, with which `count` weights fit into 16 bits, and their norm as well
+typedef double f64x16 __attribute__((vector_size(16 * sizeof(double))));
+
+// What an integer stands for: a power of two, with which `count` weights fit into 16 bits, and their norm as well.
+// count: a multiple of LANES
 float unit_of(const float* weights, int64_t count) {
-    double squares = 0;
-    float peak = 0;
-    for (int64_t i = 0; i < count; i++) {
-        squares += (double)weights[i] * weights[i];
-        peak = std::max(peak, std::abs(weights[i]));
+    f64x16 squares = {};
+    f32x16 largest = {};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const f32x16 w = load(weights + i);
+        const f64x16 wide = __builtin_convertvector(w, f64x16);
+        squares += wide * wide;
+        largest = max(largest, w < 0.0f ? -w : w);
     }
-    if (!std::isfinite(squares)) return NAN;  // must show in the result
-    const double least = std::max(peak / (double)INT16_MAX, std::sqrt(squares) / LARGEST_NORM);
+    double square = 0;
+    for (int i = 0; i < LANES; i++) square += squares[i];
+    if (!std::isfinite(square)) return NAN;  // must show in the result
+    const double least = std::max(max(largest) / (double)INT16_MAX, std::sqrt(square) / LARGEST_NORM);
     return least > 0 ? (float)std::exp2(std::max(-126.0, std::ceil(std::log2(least)))) : 1.0f;
 }
 
 // A tile of up to TILE rows of `in` inputs
 void pack_fixed_tile(const bf16* weight, int64_t rows, int64_t in, uint32_t* tile) {
     static thread_local std::vector<float> row;
+    static thread_local std::vector<uint32_t> integers;  // [rows, row_pairs]
     const Blocks blocks(in);
-    row.resize(blocks.units * UNIT);
-    std::fill(tile, tile + blocks.tile_pairs(), 0);
+    const int64_t stride = blocks.units * UNIT, row_pairs = stride / 2, block_inputs = blocks.per_block * UNIT;
+    row.resize(stride);
+    integers.assign(TILE * row_pairs, 0);
     float* const units = (float*)tile;
     std::fill(units, units + blocks.number * TILE, 1.0f);
-    int16_t* const integers = (int16_t*)(tile + blocks.number * TILE);
     for (int64_t n = 0; n < rows; n++, weight += in) {
-        for (int64_t i = 0; i < blocks.units * UNIT; i += LANES)
+        for (int64_t i = 0; i < stride; i += LANES)
             store(row.data() + i, load(weight + i, (int)std::clamp<int64_t>(in - i, 0, LANES)));
+        uint16_t* const target = (uint16_t*)(integers.data() + n * row_pairs);
         for (int64_t block = 0; block < blocks.number; block++) {
-            const int64_t begin = block * blocks.per_block * UNIT, end = std::min(in, begin + blocks.per_block * UNIT);
+            const int64_t begin = block * block_inputs, end = std::min(stride, begin + block_inputs);
             const float unit = units[block * TILE + n] = unit_of(row.data() + begin, end - begin);
             if (std::isnan(unit)) continue;
-            for (int64_t i = begin; i < end; i++)
-                integers[(i / 2 * TILE + n) * 2 + i % 2] = (int16_t)std::lrint(row[i] / unit);
+            const float factor = 1 / unit;  // both are powers of two
+            for (int64_t i = begin; i < end; i += LANES) {  // 1.5 * 2^23 is added, so that floats lie 1 apart
+                const u16x16 low = __builtin_convertvector((u32x16)(load(row.data() + i) * factor + 12582912.0f), u16x16);
+                __builtin_memcpy(target + i, &low, sizeof low);
+            }
         }
     }
+    uint32_t* const pairs = tile + blocks.number * TILE;
+    for (int64_t pair = 0; pair < row_pairs; pair++)
+        for (int64_t n = 0; n < TILE; n++) pairs[pair * TILE + n] = integers[n * row_pairs + pair];
 }
 
 }  // namespace

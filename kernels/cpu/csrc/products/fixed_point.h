@@ -2,8 +2,10 @@
 // their products are summed in 32 bits. With VNNI a core does at least as many of these as of bf16, and twice as many
 // as of floats. Sums of integers are exact: they are the same in whatever order, and however many tokens there are.
 //
-// No sum may exceed 31 bits. Either it is SHORT: at most MAX_BLOCK inputs, with 13 bits of the block's largest, and
-// weights with 12; or the norms of both are BOUNDED, and a sum is no larger than their product (Cauchy, Schwarz).
+// No sum may exceed 31 bits. Either sums are SHORT: at most MAX_BLOCK inputs, with 13 bits of the block's largest, and
+// weights with 12; or the norms of both are BOUNDED, and a sum is no larger than their product (Cauchy, Schwarz). Then
+// inputs of a token that are much larger than the others of their block, its spikes, are left out, so that they leave
+// the others their bits, and are multiplied as floats.
 #pragma once
 
 #include <cmath>
@@ -15,7 +17,7 @@
 
 #if defined(__AVX512BW__)
 #define PAGEWIRE_FIXED_POINT(name) _mm512_##name
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 #define PAGEWIRE_FIXED_POINT(name) _mm256_##name
 #endif
 
@@ -36,8 +38,10 @@ constexpr int64_t PART_TOKENS = 512;                       // with inputs in fix
 constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
 // A weight that is the sum of several rounded numbers can be larger by one.
 static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);
-using packed::LARGEST_NORM;  // rounding adds at most half of sqrt(MOST_IN_BLOCK)
-static_assert((46300LL + 16) * (46300 + 16) < 1LL << 31 && MOST_IN_BLOCK == 1024);
+using packed::LARGEST_NORM;  // rounding adds at most half of sqrt(MOST_IN_BLOCK); errors of a norm are below 1e-5
+static_assert((1.0001 * LARGEST_NORM + 16) * (1.0001 * LARGEST_NORM + 16) < 0x1p31 && MOST_IN_BLOCK <= 32 * 32);
+constexpr float SPIKE = 24.0f;   // times the mean magnitude of a block; less in small ones, of which it is a larger part
+constexpr int MOST_SPIKES = 16;  // of a token in a block
 
 typedef decltype(PAGEWIRE_FIXED_POINT(set1_epi32)(0)) Integers;
 typedef int16_t i16_register __attribute__((vector_size(sizeof(Integers))));
@@ -79,6 +83,11 @@ inline i16_register scaled(i16_register numbers, i16_register factor) {
     return (i16_register)PAGEWIRE_FIXED_POINT(mulhrs_epi16)((Integers)numbers, (Integers)factor);
 }
 
+struct Spike {
+    int32_t input;  // within its block
+    float value;
+};
+
 // Inputs as integers, with a scale per block; only the last block may be shorter. Those of a pass lie together: 8 pairs
 // of each token, then the next 8.
 class Inputs {
@@ -89,10 +98,17 @@ class Inputs {
         : passes(tokens, most_tokens), in(in), blocks((in + block - 1) / block), block(block), sums_(sums) {
         static thread_local std::vector<uint32_t> pair_memory;
         static thread_local std::vector<float> scale_memory;
+        static thread_local std::vector<Spike> spike_memory;
+        static thread_local std::vector<uint8_t> count_memory;
         pair_memory.resize(tokens * in / 2);
         scale_memory.resize(tokens * blocks);
         pairs_ = pair_memory.data();
         scales_ = scale_memory.data();
+        if (sums == SHORT) return;
+        spike_memory.resize(tokens * blocks * MOST_SPIKES);
+        count_memory.resize(tokens * blocks);
+        spikes_ = spike_memory.data();
+        spike_counts_ = count_memory.data();
     }
 
     template <class Walk>
@@ -109,6 +125,13 @@ class Inputs {
     }
     const float* scales(int64_t token) const { return scales_ + token * blocks; }
 
+    // f(spike) for those of a token in a block, in order
+    template <class F>
+    void for_spikes(int64_t token, int64_t index, F&& f) const {
+        const int64_t at = token * blocks + index;
+        for (int i = 0; i < spike_counts_[at]; i++) f(spikes_[at * MOST_SPIKES + i]);
+    }
+
     const Passes passes;
     const int64_t in, blocks;
     const int block;
@@ -124,14 +147,17 @@ class Inputs {
             const int vectors = vectors_of(index);
             alignas(64) float x[MOST_IN_BLOCK];
             for (int v = 0; v < vectors; v++) store(x + v * LANES, next());
-            f32_register largest = {}, squares = {};
+            f32_register largest = {}, squares = {}, magnitudes = {};
             for (int i = 0; i < vectors * LANES; i += REGISTER_LANES) {
                 const f32_register numbers = load_register(x + i);
                 largest = max(largest, magnitude(numbers));
                 squares += numbers * numbers;
+                magnitudes += magnitude(numbers);
                 poison += numbers * 0.0f;
             }
-            const float unit = unit_of(max(largest), sum(squares)), factor = unit > 0.0f ? 1.0f / unit : 0.0f;
+            Sizes sizes = {max(largest), sum(squares), sum(magnitudes)};
+            if (sums_ == BOUNDED) cut_spikes(token * blocks + index, x, vectors * LANES, sizes);
+            const float unit = unit_of(sizes), factor = unit > 0.0f ? 1.0f / unit : 0.0f;
             for (int v = 0; v < vectors; v++, pairs += count * PAIRS)
                 for (int lane = 0; lane < LANES; lane += REGISTER_LANES)
                     store_halves((char*)pairs + lane * sizeof(int16_t),
@@ -141,18 +167,49 @@ class Inputs {
         scales[0] += sum(poison);
     }
 
+    struct Sizes {
+        float peak, squares, magnitudes;  // the largest magnitude and sums
+    };
+
+    // Moves spikes from x [count] to the list `at`; sizes become those of the rest.
+    void cut_spikes(int64_t at, float* x, int count, Sizes& sizes) {
+        int found = 0;
+        for (float before = INFINITY; found < MOST_SPIKES && has_squares(sizes.peak) && sizes.peak < before;) {
+            const float bound = std::min(SPIKE, count / 8.0f) * sizes.magnitudes / count;
+            if (sizes.peak <= bound) break;
+            before = sizes.peak;
+            sizes = {};
+            for (int i = 0; i < count; i++) {
+                const float size = std::abs(x[i]);
+                if (size > bound && found < MOST_SPIKES) {
+                    spikes_[at * MOST_SPIKES + found++] = {i, x[i]};
+                    x[i] = 0.0f;
+                } else {
+                    sizes = {std::max(sizes.peak, size), sizes.squares + size * size, sizes.magnitudes + size};
+                }
+            }
+        }
+        spike_counts_[at] = (uint8_t)found;
+    }
+
+    // Whether squares of a block with this largest number, and their sum, are floats, also if denormal ones are zeros
+    static bool has_squares(float peak) { return peak > 1e-15f && peak < 1e17f; }
+
     // What an integer of a block stands for
-    float unit_of(float peak, float squares) const {
+    float unit_of(const Sizes& sizes) const {
+        const float peak = sizes.peak;
         if (!(peak > SMALLEST_PEAK)) return 0.0f;
         if (sums_ == SHORT) return peak / LARGEST_INPUT;
-        const bool has_squares = peak > 1e-18f && peak < 1e17f;  // beyond, their sum may be no float
-        const float norm = has_squares ? std::sqrt(squares) : peak * std::sqrt((float)block);
-        return std::max(peak / INT16_MAX, norm / LARGEST_NORM);
+        const float by_norm = has_squares(peak) ? std::sqrt(sizes.squares) / LARGEST_NORM
+                                                : peak * (std::sqrt((float)block) / LARGEST_NORM);
+        return std::max(peak / INT16_MAX, by_norm);
     }
 
     const Sums sums_;
     uint32_t* pairs_;
-    float* scales_;  // [tokens, blocks]
+    float* scales_;                    // [tokens, blocks]
+    Spike* spikes_ = nullptr;          // [tokens, blocks, MOST_SPIKES]
+    uint8_t* spike_counts_ = nullptr;  // [tokens, blocks]
 };
 
 // Weights of GROUP tiles over some blocks, which follow each other.
