@@ -29,7 +29,7 @@ _packed_gated_linear = bind("packed_gated_linear", I, I, I, *[P] * 4, *[L] * 3, 
 set_batch_invariant = bind("set_batch_invariant", I)
 set_bf16_form = bind("set_bf16_form", I)  # for tests: 0 is the fastest way to multiply, others are in processor.h
 _in_fixed_point = bind("in_fixed_point", L, L, P)
-_rounds_inputs = bind("rounds_inputs", I, P)
+_rounds_inputs = bind("rounds_inputs", P)
 _packs_fixed_point = bind("packs_fixed_point", P)
 _packed_embedding = bind("packed_embedding", P, L, P, I, P, L, I)
 _pack_dense = bind("pack_dense", P, P, L, L, I)
@@ -49,11 +49,9 @@ def packs_fixed_point() -> bool:
 
 
 @cache
-def rounds_inputs(*, quantized: bool) -> bool:
-    """Returns whether this processor multiplies inputs in bf16, so that they may as well be given in it."""
-    if not quantized and packs_fixed_point():
-        return False
-    return _asked(_rounds_inputs, quantized)
+def rounds_inputs() -> bool:
+    """Returns whether a matrix unit multiplies inputs in bf16, so that they may as well be given in it."""
+    return _asked(_rounds_inputs)
 
 
 def _asked(function: Callable[..., None], *arguments: int) -> bool:

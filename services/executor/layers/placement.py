@@ -40,27 +40,25 @@ class Placement:
         """Returns the dtype of the residual stream: fp32, whatever the results that are added to it."""
         return torch.float32
 
-    def widened(self, *, dense: bool) -> Placement:
+    def widened(self) -> Placement:
         """Returns the placement with everything in fp32 that costs no time in it: on CPUs, what products give and what
-        is computed of that; and what they take, unless the processor multiplies in 16 bits.
-
-        dense: weights are not quantized. On a GPU the results would take longer to write and read.
-        """
+        is computed of that; and what they take, unless a matrix unit rounds it. On GPUs, results would take longer to
+        write and read."""
         if self.device.type != "cpu" or self.dtype is torch.float32 or ops.cpu_backend() not in ("cpp", "torch"):
             return self
-        inputs = None if self._rounds_inputs(dense) else torch.float32
+        inputs = None if self._rounds_inputs() else torch.float32
         return replace(self, results=torch.float32, inputs=inputs)
 
     def narrowed(self) -> Placement:
         """Returns the placement of layers between which ops take nothing but dtype."""
         return replace(self, results=None, inputs=None)
 
-    def _rounds_inputs(self, dense: bool) -> bool:
+    def _rounds_inputs(self) -> bool:
         if self.dtype is not torch.bfloat16 or ops.cpu_backend() != "cpp":
             return True
         from pagewire.kernels.cpu.products.packed_linear import rounds_inputs
 
-        return rounds_inputs(quantized=not dense)
+        return rounds_inputs()
 
     def within(self, module: str) -> Placement:
         return replace(self, prefix=f"{self.prefix}{module}.")

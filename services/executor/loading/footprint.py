@@ -51,8 +51,7 @@ def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     weights = None if config.load_format == "dummy" else checkpoint.weights()
     found = checkpoint.quantization(weights, config.quantization)
     placement = Placement(model_config.dtype, _device(config), found)
-    placement = placement.widened(dense=found is None or config.quantization == "none")
-    placement = replace(placement, device=torch.device("meta"))
+    placement = replace(placement.widened(), device=torch.device("meta"))
     length = served_len(path, model_config, config.max_model_len)
     model = make_own(checkpoint, model_config, length, placement)
     if values.is_fp8(config.kv_cache_dtype):

@@ -60,8 +60,7 @@ def load_own(
     found = checkpoint.quantization(weights, quantization)
     check_requested(quantization, found)
     # On "meta", without memory: errors of the checkpoint or the device's size are found before any is allocated.
-    placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts)
-    placement = placement.widened(dense=found is None or quantization == "none")
+    placement = Placement(config.dtype, device, found, tensor=tensor, whole_experts=whole_experts).widened()
     nowhere = replace(placement, device=torch.device("meta"))
     shapes = make_own(checkpoint, config, length, nowhere)
     if weights is not None and has_own_head(shapes, weights):

@@ -50,7 +50,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def expected(dtype: str) -> dict[str, str]:
     """Answers by question. Where the processor multiplies in bf16 (AMX), rounding decides one of them."""
-    close = {CLOSE} if dtype == "auto" and rounds_inputs(quantized=True) else set()
+    close = {CLOSE} if dtype == "auto" and rounds_inputs() else set()
     return {question: answer for question, answer in ANSWERS.items() if question not in close}
 
 

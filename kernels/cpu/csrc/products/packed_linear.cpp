@@ -60,9 +60,6 @@ const float* widened(const Problem& p, int threads) {
 }
 
 void linear_vectors(const Problem& p, int threads) {
-#if defined(__AVX512BF16__)
-    if (!floats_beat_bf16_pairs()) return linear_vectors<Pairs>(p, (const uint32_t*)p.x, p.stride / 2, threads);
-#endif
     if (p.floats) return linear_vectors<Floats>(p, p.floats, p.stride, threads);
     for (int64_t first = 0; first < p.tokens; first += WIDENED_TOKENS) {
         const Problem part = p.part(first, WIDENED_TOKENS);
@@ -104,9 +101,10 @@ bool enough_for_matrix(int64_t tokens) { return tokens >= MIN_MATRIX_TOKENS || b
 // Whether inputs are multiplied in bf16, whatever they are given in.
 bool multiplies_bf16(int64_t tokens) {
 #if defined(PAGEWIRE_AMX)
-    if (enough_for_matrix(tokens) && amx::permitted()) return true;
+    return enough_for_matrix(tokens) && amx::permitted();
+#else
+    return false;
 #endif
-    return !floats_beat_bf16_pairs();
 }
 
 Problem problem_of(int x_dtype, bool is_fixed, int result_dtype, const void* x, const void* weight, const void* bias,
@@ -190,9 +188,9 @@ extern "C" void pagewire_set_batch_invariant(int value) { batch_invariant = valu
 // Which of the ways to multiply bf16 is taken from now on, a Bf16Form; for tests
 extern "C" void pagewire_set_bf16_form(int form) { bf16_form = (Bf16Form)form; }
 
-// Whether inputs are rounded to bf16 by the products with dense weights, or with quantized ones
-extern "C" void pagewire_rounds_inputs(int quantized, int* result) {
-    *result = !quantized && !floats_beat_bf16_pairs();
+// Whether products round inputs to bf16
+extern "C" void pagewire_rounds_inputs(int* result) {
+    *result = false;
 #if defined(PAGEWIRE_AMX)
     if (amx::permitted()) *result = true;
 #endif

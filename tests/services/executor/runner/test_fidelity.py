@@ -69,7 +69,7 @@ def test_log_probabilities_are_those_of_the_weights(
 ) -> None:
     windows = text_windows(str(smollm2_gguf), TEXT, num_windows * window, window)
     found = distance(scores(model, windows, rows, step), scores(exact, windows, 1, window))
-    bounds = BOUNDS[rounds_inputs(quantized=quantization is None)]
+    bounds = BOUNDS[rounds_inputs()]
     assert found.mean <= bounds.mean and found.p99 <= bounds.p99 and found.top1 >= bounds.top1, found
 
 
