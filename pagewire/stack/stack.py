@@ -31,8 +31,10 @@ from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch, running
 from pagewire.stack.banner import banner, served_model
 from pagewire.telemetry import logs
+from pagewire.wire import unix_sockets
 from pagewire.wire.addresses import endpoint, is_loopback
 from pagewire.wire.discovery.file import has_addresses
+from pagewire.wire.local.server import STREAM_SUFFIX
 
 logger = logging.getLogger(__name__)
 
@@ -240,8 +242,8 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
         yield directory
     finally:
         for name in names:
-            for path in directory.glob(f"{name}.sock*"):  # also those of streams, which a killed service leaves
-                path.unlink(missing_ok=True)
+            for suffix in ("", STREAM_SUFFIX):  # a killed service leaves them
+                unix_sockets.remove(directory / f"{name}.sock{suffix}")
 
 
 def _check_sockets(directory: Path, names: Sequence[str]) -> None:

@@ -146,8 +146,9 @@ class Server:
 
     def __post_init__(self) -> None:
         self._statuses = StatusInterceptor()
-        self._server = grpc.aio.server(interceptors=[self._statuses, *self.interceptors], options=self._options())
-        self._local = LocalServer(self._statuses, self.max_request_bytes)
+        interceptors = [self._statuses, *self.interceptors]
+        self._server = grpc.aio.server(interceptors=interceptors, options=self._options())
+        self._local = LocalServer(interceptors, self.max_request_bytes)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

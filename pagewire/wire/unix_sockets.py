@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -14,6 +15,12 @@ def private() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def remove(path: Path) -> None:
+    """Removes a unix socket, if there is one; anything else at the path stays."""
+    if path.is_socket():
+        path.unlink(missing_ok=True)
 
 
 def is_served(path: str) -> bool:

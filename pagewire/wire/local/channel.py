@@ -1,8 +1,9 @@
 """The client side: a channel whose calls with two streams avoid gRPC where the server allows it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
+from weakref import WeakSet
 
 import grpc
 from google.rpc.status_pb2 import Status
@@ -10,7 +11,6 @@ from google.rpc.status_pb2 import Status
 from pagewire.wire.local.pipe import END, MESSAGE, Pipe
 from pagewire.wire.status import error_details
 
-_OK = grpc.StatusCode.OK.value[0]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _PREFIX = "/pagewire."
 
@@ -23,6 +23,8 @@ class LocalChannel:
         self._channel = channel
         self._path = path
         self._max_bytes = max_bytes
+        self._calls = WeakSet[LocalCall]()
+        self._is_closed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
@@ -31,7 +33,14 @@ class LocalChannel:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._channel.close()
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Cancels our calls with two streams, and closes. grace: seconds for the other calls to end by themselves."""
+        self._is_closed = True
+        for call in list(self._calls):
+            call.cancel()
+        await self._channel.close(grace)
 
     def stream_stream(
         self,
@@ -45,7 +54,7 @@ class LocalChannel:
             return over_grpc
 
         def call(*requests: Any, wait_for_ready: bool = False, **options: Any) -> Any:
-            if requests or options:  # of which only gRPC knows
+            if requests or options or self._is_closed:  # only gRPC supports these, and refuses a call after close()
                 return over_grpc(*requests, wait_for_ready=wait_for_ready, **options)
 
             async def connect() -> Any:
@@ -63,7 +72,10 @@ class LocalChannel:
                 await pipe.write(MESSAGE, method.encode())
                 return pipe
 
-            return LocalCall(connect(), request_serializer, response_deserializer)
+            connecting = asyncio.create_task(connect(), name="local stream")
+            local = LocalCall(connecting, request_serializer, response_deserializer)
+            self._calls.add(local)
+            return local
 
         return call
 
@@ -73,16 +85,23 @@ class LocalCall:
 
     def __init__(
         self,
-        connect: Coroutine[Any, Any, Any],
+        connecting: asyncio.Task[Any],
         serialize: Callable[[Any], bytes],
         deserialize: Callable[[bytes], Any],
     ) -> None:
-        """connect: returns a Pipe, or the call of gRPC that does the work instead."""
-        self._connecting = asyncio.create_task(connect, name="local stream")
+        """connecting: returns a Pipe, or the call of gRPC that does the work instead."""
+        self._connecting = connecting
         self._serialize, self._deserialize = serialize, deserialize
         self._pipe: Pipe | None = None
         self._other: Any = None
         self._end: grpc.aio.AioRpcError | None = None  # also of a call that ended well
+        self._is_cancelled = False
+
+    def __del__(self) -> None:
+        # A call that is dropped is cancelled, as in gRPC; the collector that finds it may run in any thread.
+        loop = self._connecting.get_loop()
+        if self._end is None and not self._is_cancelled and not loop.is_closed():
+            loop.call_soon_threadsafe(_break_off, self._connecting)
 
     async def _open(self) -> Pipe | None:
         """Waits for the connection; returns None if gRPC has the call."""
@@ -111,8 +130,12 @@ class LocalCall:
         """Returns the next message, or grpc.aio.EOF. Raises grpc.aio.AioRpcError, or CancelledError after cancel()."""
         if (pipe := self._pipe or await self._open()) is None:
             return await self._other.read()
+        if self._is_cancelled:
+            raise asyncio.CancelledError
         if self._end is None:
             frame = await pipe.read()
+            if self._is_cancelled:
+                raise asyncio.CancelledError
             if frame is not None and frame.kind == MESSAGE:
                 return self._deserialize(frame.data)
             self._end = _end_of(None if frame is None else frame.data)
@@ -122,12 +145,13 @@ class LocalCall:
         return grpc.aio.EOF
 
     async def write(self, request: Any) -> None:
-        """Sends a message, and waits while the server does not keep up. Raises grpc.aio.AioRpcError."""
+        """Sends a message, and waits while the server does not keep up. Raises InvalidStateError after the end;
+        its status comes from read()."""
         if (pipe := self._pipe or await self._open()) is None:
             await self._other.write(request)
             return
-        if self._end is not None or pipe.is_lost:
-            raise self._end or _end_of(None)
+        if self._end is not None or self._is_cancelled or pipe.is_lost:
+            raise asyncio.InvalidStateError("the stream has ended")
         await pipe.write(MESSAGE, self._serialize(request))
 
     async def done_writing(self) -> None:
@@ -138,24 +162,26 @@ class LocalCall:
             await pipe.write(END, b"")
 
     def cancel(self) -> bool:
-        """Breaks the call; a read() that waits raises CancelledError. Returns False if it has ended."""
+        """Breaks the call; every read() raises CancelledError from now on. Returns False if it has ended."""
         if self._other is not None:
             return bool(self._other.cancel())
-        if self._end is not None:
+        if self._end is not None or self._is_cancelled:
             return False
-        if not self._connecting.done():
-            self._connecting.cancel()
-        elif not self._connecting.cancelled() and self._connecting.exception() is None:
-            opened = self._connecting.result()
-            if isinstance(opened, Pipe):
-                opened.interrupt()
-            else:
-                opened.cancel()
+        self._is_cancelled = True
+        _break_off(self._connecting)
         return True
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not grpc.aio.EOF:
             yield message
+
+
+def _break_off(connecting: asyncio.Task[Any]) -> None:
+    """Cancels what a task opens, or has opened."""
+    if not connecting.done():
+        connecting.cancel()
+    elif not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().cancel()
 
 
 def _end_of(status_bytes: bytes | None) -> grpc.aio.AioRpcError:

@@ -33,17 +33,17 @@ class Pipe(asyncio.Protocol):
         self._partial = bytearray()
         self._frames: deque[Frame] = deque()
         self._num_unread = 0  # bytes
-        self._arrival: asyncio.Future[None] | None = None  # of a frame, for which read() waits
+        self._arrival = asyncio.Event()  # of a frame, or of the end
         self._writable = asyncio.Event()
         self._writable.set()
         self.is_lost = False
 
     async def read(self) -> Frame | None:
         """Returns the next frame; None once the connection has ended."""
-        if not self._frames:
-            await self.wait()
-            if not self._frames:
+        while not self._frames:
+            if self.is_lost:
                 return None
+            await self.wait()
         frame = self._frames.popleft()
         was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread - len(frame.data)
         if was_paused and self._num_unread <= _MAX_UNREAD and self._transport is not None and not self.is_lost:
@@ -53,11 +53,8 @@ class Pipe(asyncio.Protocol):
     async def wait(self) -> None:
         """Returns when there is a frame to read, or the connection has ended."""
         while not self._frames and not self.is_lost:
-            self._arrival = asyncio.get_running_loop().create_future()
-            try:
-                await self._arrival
-            finally:
-                self._arrival = None
+            self._arrival.clear()
+            await self._arrival.wait()
 
     async def write(self, kind: int, data: bytes) -> None:
         """Sends a frame, and waits while the other side does not keep up. Does nothing after the end."""
@@ -66,10 +63,8 @@ class Pipe(asyncio.Protocol):
             if not self._writable.is_set():
                 await self._writable.wait()
 
-    def interrupt(self) -> None:
-        """Cancels read(), if it waits, and breaks the connection."""
-        if self._arrival is not None:
-            self._arrival.cancel()
+    def cancel(self) -> None:
+        """Breaks the connection; what was not sent is lost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -109,8 +104,7 @@ class Pipe(asyncio.Protocol):
         was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(frame.data)
         if self._num_unread > _MAX_UNREAD and not was_paused and self._transport is not None:
             self._transport.pause_reading()
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._arrival.set()
 
     def _refuse(self, size: int) -> None:
         message = f"a message has {size} bytes; up to {self._max_bytes} are accepted"
@@ -129,5 +123,4 @@ class Pipe(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self._writable.set()
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._arrival.set()

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,31 +16,40 @@ from pagewire.wire import unix_sockets
 from pagewire.wire.local.pipe import END, MESSAGE, STATUS, Pipe
 from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError
-from pagewire.wire.status.status_interceptor import StatusInterceptor
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
 _UNIX = "unix:"
+# What the path of a socket for streams adds to that of gRPC.
+STREAM_SUFFIX = ".stream"
+_NO_METADATA: tuple[()] = ()  # a connection carries none
 
 
 def stream_path(address: str) -> str | None:
     """Returns the path of the socket for streams beside a gRPC address; None if it has none."""
     path = address.removeprefix(_UNIX)
-    return f"{path}.stream" if address.startswith(_UNIX) else None
+    return f"{path}{STREAM_SUFFIX}" if address.startswith(_UNIX) else None
 
 
 class _Details(NamedTuple):
     method: str
-    invocation_metadata: tuple[()] = ()
+    invocation_metadata: tuple[()] = _NO_METADATA
 
 
 class LocalServer:
-    """Serves the methods with two streams of the servicers that are added to it, as to a gRPC server."""
+    """Serves the methods with two streams of the servicers that are added to it, as to a gRPC server.
 
-    def __init__(self, statuses: StatusInterceptor, max_bytes: int) -> None:
-        """statuses: turns the exceptions of handlers into statuses. max_bytes: of a message."""
-        self._statuses = statuses
+    While a handler leaves 4 MiB of a client unread, it learns of the client's end only when it reads on or writes; that
+    cancels it. Every handler reads in a task of its own, whatever else it waits for, so that none is held for long.
+    """
+
+    def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor], max_bytes: int) -> None:
+        """interceptors: as for gRPC, the outermost first: it turns the exceptions of handlers into statuses. max_bytes:
+        of a message."""
+        self._find: Callable[[Any], Any] = self._registered
+        for interceptor in reversed(interceptors):
+            self._find = partial(interceptor.intercept_service, self._find)
         self._max_bytes = max_bytes
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
         self._servers: list[asyncio.Server] = []
@@ -70,7 +80,7 @@ class LocalServer:
     async def stop(self) -> None:
         """Cuts off all calls, and listens no longer."""
         for path in self._paths:
-            path.unlink(missing_ok=True)
+            unix_sockets.remove(path)
         for server in self._servers:
             server.close()
         self._paths, self._servers = [], []
@@ -93,11 +103,11 @@ class LocalServer:
             if opening is None:
                 return
             method = opening.data.decode(errors="replace")
-            handler = await self._statuses.intercept_service(self._find, _Details(method))
-            if handler is None:
+            if method not in self._handlers:
                 with suppress(grpc.aio.AbortError):
                     await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method!r:.100}")
                 return
+            handler = await self._find(_Details(method))
             context.serialize = handler.response_serializer
             with suppress(grpc.aio.AbortError):
                 await handler.stream_stream(_requests(connection, handler.request_deserializer), context)
@@ -106,15 +116,15 @@ class LocalServer:
             connection.close()
             context.done()
 
-    async def _find(self, details: _Details) -> grpc.RpcMethodHandler | None:
-        return self._handlers.get(details.method)
+    async def _registered(self, details: _Details) -> grpc.RpcMethodHandler:
+        return self._handlers[details.method]
 
 
 def _bound(path: str) -> socket.socket:
-    """Returns a socket at a path, which may exist after its process was killed. Raises OSError."""
+    """Returns a socket at a path, where that of a killed process may be. Raises OSError, also if a file is there."""
     listener = socket.socket(socket.AF_UNIX)
     try:
-        Path(path).unlink(missing_ok=True)
+        unix_sockets.remove(Path(path))
         with unix_sockets.private():
             listener.bind(path)
     except OSError:
@@ -162,7 +172,7 @@ class _Context:
         raise grpc.aio.AbortError
 
     def invocation_metadata(self) -> tuple[()]:
-        return ()
+        return _NO_METADATA
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._on_done.append(callback)

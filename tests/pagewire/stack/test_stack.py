@@ -167,14 +167,18 @@ def test_a_given_directory_becomes_private_and_is_left_without_sockets(tmp_path:
     given = tmp_path / "given"
     given.mkdir(mode=0o755)
     (given / "mine").write_text("stays")
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(given / "executor.sock"))  # of a stack that was killed
-    (given / "executor.sock.stream").touch()
+    (given / "executor.sock.old").write_text("stays")
+    (given / "executor.sock.d").mkdir()
+    (given / "scheduler.sock.stream").write_text("stays")
+    for name in ("executor.sock", "executor.sock.stream"):  # of a stack that was killed
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(given / name))
     with stack._sockets(str(given)) as directory:
         assert directory.stat().st_mode & 0o777 == 0o700
         with socket.socket(socket.AF_UNIX) as service:
             service.bind(str(directory / "tokenizer.sock"))
-    assert [path.name for path in given.iterdir()] == ["mine"]
+    left = sorted(path.name for path in given.iterdir())
+    assert left == ["executor.sock.d", "executor.sock.old", "mine", "scheduler.sock.stream"]
 
 
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
