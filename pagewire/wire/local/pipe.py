@@ -12,6 +12,7 @@ from google.rpc.status_pb2 import Status
 MESSAGE = 0
 END = 1  # the client sends no more messages
 STATUS = 2  # the last frame of the server: google.rpc.Status
+REFUSED = -1  # of no frame that is sent: google.rpc.Status of one that was too long
 
 _HEAD = struct.Struct("<IB")
 # Unread bytes from which on nothing more is read.
@@ -27,7 +28,7 @@ class Pipe(asyncio.Protocol):
     """Sends frames, and keeps received ones until they are read."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of a message; a longer one is replaced by a status, after which nothing is read."""
+        """max_bytes: of a message; a longer one is replaced by a frame REFUSED, after which nothing is read."""
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
         self._partial = bytearray()
@@ -36,6 +37,7 @@ class Pipe(asyncio.Protocol):
         self._arrival = asyncio.Event()  # of a frame, or of the end
         self._writable = asyncio.Event()
         self._writable.set()
+        self._has_refused = False
         self.is_lost = False
 
     async def read(self) -> Frame | None:
@@ -46,7 +48,8 @@ class Pipe(asyncio.Protocol):
             await self.wait()
         frame = self._frames.popleft()
         was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread - len(frame.data)
-        if was_paused and self._num_unread <= _MAX_UNREAD and self._transport is not None and not self.is_lost:
+        is_resumed = was_paused and self._num_unread <= _MAX_UNREAD and not self._has_refused
+        if is_resumed and self._transport is not None and not self.is_lost:
             self._transport.resume_reading()
         return frame
 
@@ -79,6 +82,8 @@ class Pipe(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._has_refused:
+            return
         partial, start = self._partial, 0
         if not partial and len(data) >= _HEAD.size:  # mostly, one frame arrives at a time
             size, kind = _HEAD.unpack_from(data)
@@ -109,8 +114,9 @@ class Pipe(asyncio.Protocol):
     def _refuse(self, size: int) -> None:
         message = f"a message has {size} bytes; up to {self._max_bytes} are accepted"
         status = Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=message)
-        self._partial.clear()
-        self._add(Frame(STATUS, status.SerializeToString()))
+        self._has_refused = True
+        self._partial = bytearray()
+        self._add(Frame(REFUSED, status.SerializeToString()))
         if self._transport is not None:
             self._transport.pause_reading()
 
@@ -122,5 +128,6 @@ class Pipe(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        self._partial = bytearray()
         self._writable.set()
         self._arrival.set()

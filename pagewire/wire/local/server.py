@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,14 @@ import grpc
 from google.rpc.status_pb2 import Status
 
 from pagewire.wire import unix_sockets
-from pagewire.wire.local.pipe import END, MESSAGE, STATUS, Pipe
+from pagewire.wire.local.pipe import END, MESSAGE, REFUSED, STATUS, Frame, Pipe
 from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
+_OPENING_SECONDS = 15.0  # for the name of a connection's method to arrive
 _UNIX = "unix:"
 # What the path of a socket for streams adds to that of gRPC.
 STREAM_SUFFIX = ".stream"
@@ -99,17 +100,11 @@ class LocalServer:
     async def _serve(self, connection: "_Connection") -> None:
         context = _Context(connection)
         try:
-            opening = await connection.read()
-            if opening is None:
+            if (opening := await _opening(connection)) is None:
                 return
-            method = opening.data.decode(errors="replace")
-            if method not in self._handlers:
-                with suppress(grpc.aio.AbortError):
-                    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method!r:.100}")
-                return
-            handler = await self._find(_Details(method))
-            context.serialize = handler.response_serializer
             with suppress(grpc.aio.AbortError):
+                handler = await self._find(_Details(await _method(opening, self._handlers, context)))
+                context.serialize = handler.response_serializer
                 await handler.stream_stream(_requests(connection, handler.request_deserializer), context)
                 await connection.write(STATUS, b"")
         finally:
@@ -136,19 +131,43 @@ def _bound(path: str) -> socket.socket:
 class _Connection(Pipe):
     """The server's end of a connection."""
 
-    serving: asyncio.Task[None]
+    serving: asyncio.Task[None] | None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.serving.cancel()
+        self._frames.clear()  # they are read no more, and the garbage collector comes late
+        if self.serving is not None:
+            self.serving.cancel()
+            self.serving = None
+
+
+async def _opening(connection: Pipe) -> Frame | None:
+    """Returns the first frame; None if the connection ends before it, or it does not arrive in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_OPENING_SECONDS):
+            return await connection.read()
+    return None
+
+
+async def _method(opening: Frame, known: Container[str], context: "_Context") -> str:
+    """Returns the name of the method that the first frame opens; ends the call if there is none."""
+    if opening.kind == REFUSED:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, Status.FromString(opening.data).message)
+    if opening.kind != MESSAGE:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first frame has the kind {opening.kind}")
+    if (method := opening.data.decode(errors="replace")) not in known:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method!r:.100}")
+    return method
 
 
 async def _requests(connection: Pipe, deserialize: Callable[[bytes], Any]) -> AsyncIterator[Any]:
     while (frame := await connection.read()) is not None:
         if frame.kind == END:
             return
-        if frame.kind != MESSAGE:
+        if frame.kind == REFUSED:
             raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Status.FromString(frame.data).message)
+        if frame.kind != MESSAGE:
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"a client sends no frames of kind {frame.kind}")
         yield deserialize(frame.data)
     await asyncio.Event().wait()  # the call is being cancelled
 

@@ -1,21 +1,26 @@
 """Streams between neighbours on one machine: the same contract as over gRPC."""
 
 import asyncio
+import gc
 import socket
 import stat
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
+from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.v1 import executor_pb2_grpc
 from pagewire.v1.executor_pb2 import StepRequest, StepResult
 from pagewire.wire import rpc
+from pagewire.wire.local import server as server_module
 from pagewire.wire.local.channel import LocalCall
 from pagewire.wire.local.pipe import MESSAGE, Frame, Pipe
 from pagewire.wire.status import error_details
@@ -149,6 +154,55 @@ async def test_a_message_beyond_the_bound_is_refused(tmp_path: Path) -> None:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("frames", "code", "words"),
+    [
+        ([(2, b"/pagewire.v1.ExecutorService/Execute")], grpc.StatusCode.INVALID_ARGUMENT, "kind 2"),
+        ([(0, b"\xff\x00nothing")], grpc.StatusCode.UNIMPLEMENTED, "there is no method"),
+        ([None], grpc.StatusCode.RESOURCE_EXHAUSTED, "4294967295 bytes"),
+        ([(0, b"/pagewire.v1.ExecutorService/Execute"), (9, b"x")], grpc.StatusCode.INVALID_ARGUMENT, "kind 9"),
+        ([(0, b"/pagewire.v1.ExecutorService/Execute"), (2, b"\xff")], grpc.StatusCode.INVALID_ARGUMENT, "kind 2"),
+        ([(0, b"/pagewire.v1.ExecutorService/Execute"), None], grpc.StatusCode.RESOURCE_EXHAUSTED, "4294967295 bytes"),
+    ],
+)
+async def test_wrong_frames_are_answered_with_a_status(
+    tmp_path: Path, frames: list[tuple[int, bytes] | None], code: grpc.StatusCode, words: str
+) -> None:
+    """None: a frame of 4 GiB, of which the beginning is sent."""
+    async with _serving(tmp_path / "s", _echo):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s.stream")
+        for frame in frames:
+            kind, data = frame or (0, b"of many")
+            writer.write((0xFFFFFFFF if frame is None else len(data)).to_bytes(4, "little") + bytes([kind]) + data)
+        answer = await reader.read()
+        assert answer[4] == 2
+        status = Status.FromString(answer[5:])
+        assert status.code == code.value[0] and words in status.message
+        writer.close()
+
+
+async def test_what_a_client_sent_is_freed_when_it_leaves(tmp_path: Path) -> None:
+    """Memory of connections does not wait for the garbage collector, which may come late."""
+    is_freed = asyncio.Event()
+
+    class Watched(server_module._Connection):
+        def __init__(self, max_bytes: int) -> None:
+            super().__init__(max_bytes)
+            weakref.finalize(self, is_freed.set)
+
+    gc.disable()
+    try:
+        with mock.patch.object(server_module, "_Connection", Watched):
+            async with _serving(tmp_path / "s", _echo):
+                _, writer = await asyncio.open_unix_connection(tmp_path / "s.stream")
+                writer.write((1_000_000).to_bytes(4, "little") + b"\0" + b"x" * 500_000)
+                await writer.drain()
+                writer.close()
+                await is_freed.wait()
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_reads_nothing_holds_the_server_back(tmp_path: Path) -> None:
