@@ -136,13 +136,14 @@ async def test_a_resumed_output_goes_on_where_it_was(stub: Stub) -> None:
 
 
 async def test_preemption_changes_nothing(tmp_path: Path, tiny: Tiny, stub: Stub) -> None:
-    async def outputs(stub: Stub) -> list[Output]:
-        return await asyncio.gather(*(generate(stub, begun(15), seed, **BOTH) for seed in range(5)))
+    async def outputs(stub: Stub, max_tokens: int) -> list[Output]:
+        options = BOTH | {"max_tokens": max_tokens}
+        return await asyncio.gather(*(generate(stub, begun(15), seed, **options) for seed in range(5)))
 
-    expected = await outputs(stub)
-    longest = max(len(output.token_ids) for output in expected) + len(PROMPT) + 2
-    async with served(tmp_path, tiny, num_blocks=longest // BLOCK_SIZE + 4) as cramped:
-        assert await outputs(cramped) == expected
+    expected = await outputs(stub, 400)
+    most = max(len(output.token_ids) for output in expected) + 1  # more is refused where the context is smaller
+    async with served(tmp_path, tiny, num_blocks=(len(PROMPT) + 1 + most) // BLOCK_SIZE + 4) as cramped:
+        assert await outputs(cramped, most) == expected
 
 
 async def test_an_executor_that_dies_takes_no_count_along(tmp_path: Path, tiny: Tiny) -> None:
