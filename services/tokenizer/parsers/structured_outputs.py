@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.v1.common_pb2 import Grammar
 
-_WORD = re.compile(r"\w+")
-_MAX_COMPARED = 2**26  # characters that are searched for phrases, by their number
+# A word of a script that separates words. Words of other scripts are found wherever they stand, as phrases are.
+_WORD = re.compile(r"[^\W_\u0e00-\u1dff\u2000-\U0010ffff]+")
+_SEARCH_CHARS = 32  # which take as long as the beginning of a search
+_MAX_SEARCHED = 2**24  # characters, for all phrases together
 
 
 def leave_out(grammar: Grammar, words: Sequence[str]) -> None:
@@ -20,10 +22,12 @@ def leave_out(grammar: Grammar, words: Sequence[str]) -> None:
     bare = {word.strip() or word for word in words}
     phrases = [word for word in bare if not _WORD.fullmatch(word)]
     texts = grammar.choice.texts
-    if len(phrases) * (size := sum(map(len, texts))) > _MAX_COMPARED:
+    size = sum(map(len, texts))
+    if len(phrases) * (size + _SEARCH_CHARS * len(texts)) > _MAX_SEARCHED:
         raise invalid(
-            f"bad_words has {len(phrases)} texts with more than letters, and choice has {size} characters, which are "
-            f"too many to compare: their product may be at most {_MAX_COMPARED}; give fewer",
+            f"bad_words has {len(phrases)} texts to search for within {len(texts)} choices of {size} characters "
+            f"together, which takes too long: their number, times the characters and {_SEARCH_CHARS} for each choice, "
+            f"may be at most {_MAX_SEARCHED}; give fewer words or choices",
             "bad_words",
         )
     left = [

@@ -10,6 +10,7 @@ from pagewire.config.values.tokenizer import disables_whitespace
 from pagewire.errors import StartupError
 from pagewire.services.tokenizer.parsers.structured_outputs import leave_out
 from pagewire.v1 import common_pb2
+from pagewire.wire import rpc
 from tests.services.tokenizer.service_line import EOS, FakeScheduler, TokenizerLine
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
@@ -68,6 +69,33 @@ def test_choices_with_bad_words_are_not_offered(words: list[str], left: list[str
     grammar = common_pb2.Grammar(choice=common_pb2.Grammar.Choice(texts=CHOICES))
     leave_out(grammar, words)
     assert list(grammar.choice.texts) == left
+
+
+@pytest.mark.parametrize(
+    ("word", "without", "kept"),
+    [
+        ("猫", ["猫が好き", "黒猫"], ["犬"]),
+        ("แมว", ["ฉันรักแมวมาก"], ["หมา"]),
+        ("고양이", ["고양이가"], ["개"]),
+        ("foo", ["foo_bar", "_foo", "foo2_foo", "猫foo猫"], ["food", "foo2", "fooé"]),
+        ("foo_bar", ["a foo_bar"], ["foo", "bar"]),
+        ("vi", ["vi ba"], ["việt"]),
+        ("кот", ["кот!"], ["котик"]),
+    ],
+)
+def test_words_are_whole_where_a_script_separates_them(word: str, without: list[str], kept: list[str]) -> None:
+    grammar = common_pb2.Grammar(choice=common_pb2.Grammar.Choice(texts=[*without, *kept]))
+    leave_out(grammar, [word])
+    assert list(grammar.choice.texts) == kept
+
+
+def test_searches_are_bounded_however_short_the_choices_are() -> None:
+    phrases = [f"+{i}" for i in range(1024)]
+    texts = ["a"] * (2**14 // 33)
+    leave_out(common_pb2.Grammar(choice=common_pb2.Grammar.Choice(texts=texts)), phrases)
+    with pytest.raises(rpc.RpcError, match="1024 texts to search for within 497 choices of 497 characters") as raised:
+        leave_out(common_pb2.Grammar(choice=common_pb2.Grammar.Choice(texts=[*texts, "a"])), phrases)
+    assert raised.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_choice_of_bad_words_alone_is_refused(tmp_path: Path) -> None:
