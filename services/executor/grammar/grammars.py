@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -72,7 +72,7 @@ class Grammars:
         self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
         self._tried: OrderedDict[bytes, None] = OrderedDict()  # digests of grammars that can be compiled
         self._thread: ThreadPoolExecutor | None = None  # that compiles
-        self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it never waits for a compiler
+        self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it compiles only what was tried
         self._compiler: Compiler | None = None  # made by the thread
         self._trial: WorkerProcess | None = None
 
@@ -82,23 +82,28 @@ class Grammars:
         found = self._compiled.get(key)
         stats.GRAMMARS.labels("compiled" if found is None else "cached").inc()
         if found is None:
-            found = self._compiled[key] = asyncio.ensure_future(self._run(partial(self._compile, key)))
-            found.add_done_callback(partial(self._keep_or_forget, key))
-            while len(self._compiled) > self._cache_size or (len(self._compiled) > 1 and self._exceeds_bytes()):
-                self._compiled.popitem(last=False)
+            found = self._kept(key, self._run(partial(self._compile, key)))
         else:
             self._compiled.move_to_end(key)
         return await asyncio.shield(found)
 
     async def _compiled_for_step(self, grammar: Grammar) -> LLMatcher:
-        """Returns the compiled grammar at its start. A grammar that was tried, and is no longer kept, is compiled here:
-        steps do not wait behind those that are being tried. Raises GrammarError."""
+        """Returns the compiled grammar at its start. One that was tried, and is no longer kept, is compiled on the
+        thread of steps: they do not wait behind those that are being tried. Raises GrammarError."""
         key = grammar.SerializeToString(deterministic=True)
         found = self._compiled.get(key)
         if (found is not None and found.done()) or _digest(key) not in self._tried or self._compiler is None:
             return await self.compile(grammar)
-        matcher: LLMatcher = await self._run_for_step(partial(self._compiler.compile, grammar))
-        return matcher
+        stats.GRAMMARS.labels("compiled").inc()
+        return await asyncio.shield(self._kept(key, self._run_for_step(partial(self._compiler.compile, grammar))))
+
+    def _kept(self, key: bytes, compiling: Coroutine[Any, Any, LLMatcher]) -> asyncio.Future[LLMatcher]:
+        kept = self._compiled[key] = asyncio.ensure_future(compiling)
+        self._compiled.move_to_end(key)
+        kept.add_done_callback(partial(self._keep_or_forget, key))
+        while len(self._compiled) > self._cache_size or (len(self._compiled) > 1 and self._exceeds_bytes()):
+            self._compiled.popitem(last=False)
+        return kept
 
     async def check(self, grammar: Grammar) -> None:
         try:
@@ -141,8 +146,9 @@ class Grammars:
     def _keep_or_forget(self, key: bytes, compiled: asyncio.Future[LLMatcher]) -> None:
         """Keeps the grammar's own errors, which are permanent, and forgets others, which may be temporary."""
         error = None if compiled.cancelled() else compiled.exception()
-        if compiled.cancelled() or (error is not None and type(error) is not GrammarError):
-            self._compiled.pop(key, None)
+        is_lasting = not compiled.cancelled() and (error is None or type(error) is GrammarError)
+        if not is_lasting and self._compiled.get(key) is compiled:
+            del self._compiled[key]
 
     async def _run_for_step(self, function: Callable[[], Any]) -> Any:
         if self._steps is None:
@@ -162,9 +168,10 @@ class Grammars:
         try:
             if (digest := _digest(grammar)) not in self._tried:
                 self._trial.call("check", (grammar,), self._timeout)
-                self._tried[digest] = None
-                if len(self._tried) > _MOST_TRIED:
-                    self._tried.popitem(last=False)
+            self._tried[digest] = None
+            self._tried.move_to_end(digest)
+            if len(self._tried) > _MOST_TRIED:
+                self._tried.popitem(last=False)
             return self._compiler.compile(Grammar.FromString(grammar))
         except WorkerTooSlowError as error:
             raise SlowGrammarError(

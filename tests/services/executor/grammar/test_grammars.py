@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
 from pagewire.services.executor.grammar import grammars
 from pagewire.services.executor.grammar.grammars import Grammars
@@ -45,11 +46,18 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
     trial.close()
 
 
-def step_with(grammar: Grammar) -> Step:
-    """Returns a step in which a request with the grammar enters."""
+def step_with(grammar: Grammar, num_requests: int) -> Step:
+    """Returns a step in which requests with the grammar enter."""
     none = np.zeros(0, dtype=np.int64)
-    request = NewRequest(1, np.arange(5, dtype=np.int32), 5, 0, (), SamplingParams(grammar=grammar))
-    return Step(1, (), none, none, none, new_requests=[request])
+    params = SamplingParams(grammar=grammar)
+    requests = [NewRequest(i, np.arange(5, dtype=np.int32), 5, 0, (), params) for i in range(num_requests)]
+    return Step(1, (), none, none, none, new_requests=requests)
+
+
+def counts() -> tuple[float, ...]:
+    """Returns how many grammars were compiled, and how many were found compiled."""
+    name = "pagewire:executor_grammars_total"
+    return tuple(REGISTRY.get_sample_value(name, {"how": how}) or 0 for how in ("compiled", "cached"))
 
 
 async def test_a_step_does_not_wait_for_a_grammar_that_is_tried(tmp_path: Path, trial: Trial) -> None:
@@ -60,10 +68,27 @@ async def test_a_step_does_not_wait_for_a_grammar_that_is_tried(tmp_path: Path, 
         await kept.check(grammar)
     stuck = asyncio.create_task(kept.check(STUCK))
     await asyncio.to_thread(trial.is_stuck.wait)
-    attached = await kept.attach(step_with(first))
-    assert not stuck.done() and attached.new_requests[0].matcher is not None
+    before = counts()
+    for _ in range(2):
+        attached = await kept.attach(step_with(first, num_requests=4))
+        assert not stuck.done() and all(request.matcher is not None for request in attached.new_requests)
+    assert counts() == (before[0] + 1, before[1] + 7), "what a step needs is compiled once"
     trial.may_go_on.set()
     await stuck
     await kept.check(first)
     assert trial.tried == [first, second, STUCK], "a grammar is tried once"
+    kept.close()
+
+
+async def test_a_grammar_in_use_is_not_tried_again(
+    tmp_path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_MOST_TRIED", 2)
+    path = save_byte_level(tmp_path)
+    kept = Grammars(lambda: path, VOCAB_SIZE, [EOS], timeout=5.0, cache_size=1)
+    used, *others = (Grammar(regex=f"[ab]{{{n}}}") for n in range(1, 5))
+    for other in others:
+        await kept.check(used)
+        await kept.check(other)
+    assert trial.tried == [used, *others]
     kept.close()
