@@ -48,7 +48,7 @@ def describe_error(grammar: Grammar, error: str) -> str:
     """Returns the message for the client about an error of llguidance."""
     form = grammar.WhichOneof("form") or "grammar"
     is_own_text = form == "ebnf" and gbnf.is_lark(grammar.ebnf)
-    return f"{form}: {sentence(error, is_own_text=is_own_text)[:MAX_ERROR_LENGTH]}"
+    return f"{form}: {sentence(error, form, is_own_text=is_own_text)[:MAX_ERROR_LENGTH]}"
 
 
 def _options(grammar: Grammar, closes: bool) -> Options:

@@ -10,7 +10,9 @@ import pytest
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
+from pagewire.services.executor.grammar.engine_errors import is_too_complex, sentence
 from pagewire.services.executor.grammar.errors import GrammarError
+from pagewire.services.executor.grammar.language import describe_error
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
 from tests.services.executor.grammar.schemas import SCHEMAS
@@ -206,6 +208,50 @@ def test_a_schema_that_is_nested_too_deeply_is_refused(compiler: Compiler, depth
     for schema in ('{"items": ' * depth + "true" + "}" * depth, '{"enum": ' + "[" * depth + "]" * depth + "}"):
         with pytest.raises(GrammarError, match="nested"):
             compiler.compile(Grammar(json_schema=schema))
+
+
+OWN_WORDS = {
+    "Unknown token ratelimit in rule": "Unknown token ratelimit in rule",
+    "unknown grammar @ratelimit": "unknown grammar @ratelimit",
+    'at 1(8): unknown special token: "<|limit|>"; following special tokens are available: <|a|>': (
+        'line 1, column 8: unknown special token: "<|limit|>"'
+    ),
+    "at 1(8): failed to compile JSON schema: Pointer '/limit' does not exist\n  1 | start: schema too large": (
+        "line 1, column 8: Pointer '/limit' does not exist"
+    ),
+    'at 2(4): circular reference in token "LIMIT" definition\n': (
+        'line 2, column 4: circular reference in token "LIMIT" definition'
+    ),
+    '1(7): lark grammar too deeply nested (at "(")': (
+        "it is nested too deeply; give its inner groups names of their own"
+    ),
+}
+
+
+@pytest.mark.parametrize("error", OWN_WORDS)
+def test_names_of_a_client_are_not_words_of_the_engine(error: str) -> None:
+    assert sentence(error, "ebnf", is_own_text=True) == OWN_WORDS[error]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_complex"),
+    [
+        ("Parser Error: Current row has 3002 items; max is 2000; consider making", True),
+        ("lexer error: too many expressions constructed\n<non-verbose/>", True),
+        ("fuel exhausted when checking relevance of lexemes (1000000)", True),
+        ("initial lexer configuration (grammar) too big (limit for this grammar: 1)", True),
+        ("panic: assertion failed: grammar.symbols.len() < u16::MAX as usize - 10\n<backtrace>", True),
+        ("property 'limit' is wrong", False),
+        ("too many commas\n  1 | fuel exhausted", False),
+    ],
+)
+def test_what_is_too_complex(error: str, is_complex: bool) -> None:
+    assert is_too_complex(error) == is_complex == ("it is too complex" in sentence(error))
+
+
+def test_recursion_of_json_is_told_as_nesting() -> None:
+    error = describe_error(Grammar(json_schema="{}"), "maximum recursion depth exceeded while decoding a JSON array")
+    assert error == "json_schema: it is nested too deeply; nest it less deeply"
 
 
 def test_a_server_may_leave_objects_open(path: Path, compiler: Compiler) -> None:
