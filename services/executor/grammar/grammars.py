@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +24,7 @@ from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarE
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.services.executor.grammar.threads import grammar_thread
+from pagewire.services.executor.grammar.turns import Turns
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import NewRequest, Step
@@ -36,6 +37,8 @@ _START_SECONDS = 120.0  # for the process, which reads the vocabulary
 # Of the grammars that are kept. A compiled one takes some 500 times its own bytes.
 _CACHED_BYTES = 1024 * 1024
 _MOST_TRIED = 100_000
+# For which a grammar that took too long is refused without another trial. Afterwards the machine may be less busy.
+_SLOW_SECONDS, _MOST_SLOW = 60.0, 1000
 
 
 def _digest(grammar: bytes) -> bytes:
@@ -71,6 +74,9 @@ class Grammars:
         self._closes = closes
         self._compiled: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()  # the latest used last
         self._tried: OrderedDict[bytes, None] = OrderedDict()  # digests of grammars that can be compiled
+        self._waiters: Counter[asyncio.Future[LLMatcher]] = Counter()  # requests
+        self._turns = Turns()
+        self._slow: OrderedDict[bytes, float] = OrderedDict()  # digests of grammars, until when they are refused
         self._thread: ThreadPoolExecutor | None = None  # that compiles
         self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it compiles only what was tried
         self._compiler: Compiler | None = None  # made by the thread
@@ -82,10 +88,34 @@ class Grammars:
         found = self._compiled.get(key)
         stats.GRAMMARS.labels("compiled" if found is None else "cached").inc()
         if found is None:
-            found = self._kept(key, self._run(partial(self._compile, key)))
+            found = self._kept(key, self._compile_in_turn(key))
         else:
             self._compiled.move_to_end(key)
-        return await asyncio.shield(found)
+        self._waiters[found] += 1
+        try:
+            return await asyncio.shield(found)
+        finally:
+            self._waiters[found] -= 1
+            if not self._waiters[found]:
+                del self._waiters[found]
+                self._abandon(key, found)
+
+    def _abandon(self, key: bytes, compiling: asyncio.Future[LLMatcher]) -> None:
+        """Does not compile what waits for its turn, as its requests have left."""
+        if compiling.cancel() and self._compiled.get(key) is compiling:
+            del self._compiled[key]
+
+    async def _compile_in_turn(self, key: bytes) -> LLMatcher:
+        if self._slow.get(_digest(key), 0.0) > time.monotonic():
+            raise self._too_slow()
+        async with self._turns.of(len(key)):
+            return await self._run(partial(self._compile, key))
+
+    def _too_slow(self) -> SlowGrammarError:
+        return SlowGrammarError(
+            f"the grammar takes longer than {self._timeout:g} s to compile; simplify it, or raise the executor's "
+            "--grammar-compile-timeout"
+        )
 
     async def _compiled_for_step(self, grammar: Grammar) -> LLMatcher:
         """Returns the compiled grammar at its start. One that was tried, and is no longer kept, is compiled on the
@@ -174,10 +204,10 @@ class Grammars:
                 self._tried.popitem(last=False)
             return self._compiler.compile(Grammar.FromString(grammar))
         except WorkerTooSlowError as error:
-            raise SlowGrammarError(
-                f"the grammar takes longer than {self._timeout:g} s to compile; simplify it, or raise the executor's "
-                "--grammar-compile-timeout"
-            ) from error
+            self._slow[_digest(grammar)] = time.monotonic() + _SLOW_SECONDS
+            if len(self._slow) > _MOST_SLOW:
+                self._slow.popitem(last=False)
+            raise self._too_slow() from error
         except WorkerDiedError as error:
             logger.warning("a grammar of %d bytes ended the process that tried it: %s", len(grammar), error)
             raise GrammarError("the grammar is too large or too deeply nested to compile; simplify it") from error

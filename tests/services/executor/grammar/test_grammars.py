@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from pagewire.process.worker_process import WorkerTooSlowError
 from pagewire.services.executor.grammar import grammars
+from pagewire.services.executor.grammar.errors import SlowGrammarError
 from pagewire.services.executor.grammar.grammars import Grammars
 from pagewire.services.executor.step.step import NewRequest, Step
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
 from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
-STUCK = Grammar(regex="stuck")
+STUCK, SLOW = Grammar(regex="stuck"), Grammar(regex="slow")
+LARGE = [Grammar(regex=f"large{i}" + "(long)?" * 50) for i in range(3)]
+SMALL = Grammar(regex="small")
 
 
 class Trial:
@@ -33,6 +37,8 @@ class Trial:
             if self.tried[-1] == STUCK:
                 self.is_stuck.set()
                 self.may_go_on.wait()
+            if self.tried[-1] == SLOW:
+                raise WorkerTooSlowError
 
     def close(self) -> None:
         self.may_go_on.set()
@@ -92,3 +98,49 @@ async def test_a_grammar_in_use_is_not_tried_again(
         await kept.check(other)
     assert trial.tried == [used, *others]
     kept.close()
+
+
+def grammars_at(path: Path) -> Grammars:
+    save_byte_level(path)
+    return Grammars(lambda: path, VOCAB_SIZE, (EOS,), timeout=5, cache_size=8)
+
+
+async def test_small_grammars_come_first_and_those_without_a_request_not_at_all(tmp_path: Path, trial: Trial) -> None:
+    """A client that sends many large grammars, and leaves, delays others by one of them at most."""
+    compiling = grammars_at(tmp_path)
+    first = asyncio.create_task(compiling.compile(STUCK))
+    await asyncio.to_thread(trial.is_stuck.wait)
+    stays, *leave = [asyncio.create_task(compiling.compile(grammar)) for grammar in LARGE]
+    small = asyncio.create_task(compiling.compile(SMALL))
+    await asyncio.sleep(0)  # all wait
+    for task in leave:
+        task.cancel()
+    await asyncio.wait(leave)
+    trial.may_go_on.set()
+    await asyncio.gather(first, stays, small)
+    assert trial.tried == [STUCK, SMALL, LARGE[0]]
+    await compiling.compile(LARGE[1])  # as if it had never been asked for
+    compiling.close()
+
+
+async def test_a_request_that_leaves_takes_nothing_from_another_with_its_grammar(tmp_path: Path, trial: Trial) -> None:
+    compiling = grammars_at(tmp_path)
+    first = asyncio.create_task(compiling.compile(STUCK))
+    await asyncio.to_thread(trial.is_stuck.wait)
+    leaves, stays = (asyncio.create_task(compiling.compile(SMALL)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    await asyncio.wait([leaves])
+    trial.may_go_on.set()
+    await asyncio.gather(first, stays)
+    assert trial.tried == [STUCK, SMALL]
+    compiling.close()
+
+
+async def test_a_grammar_that_took_too_long_is_not_tried_again_at_once(tmp_path: Path, trial: Trial) -> None:
+    compiling = grammars_at(tmp_path)
+    for _ in range(3):
+        with pytest.raises(SlowGrammarError, match="takes longer than 5 s"):
+            await compiling.compile(SLOW)
+    assert trial.tried == [SLOW]
+    compiling.close()
