@@ -119,8 +119,7 @@ class DocumentedApp(FastAPI):
         super().__init__(openapi_url=None, docs_url=None, redoc_url=None, **options)
         self.openapi_url = document_url
         self._same = same
-        self._asking = asyncio.Lock()
-        self._encoded = b""
+        self._building: asyncio.Task[bytes] | None = None
         if document_url is not None:
             self.add_route(document_url, self._get_document, include_in_schema=False)
 
@@ -140,9 +139,11 @@ class DocumentedApp(FastAPI):
         return msgspec.json.encode(self.openapi())
 
     async def _get_document(self, request: Request) -> Response:
-        async with self._asking:
-            self._encoded = self._encoded or await asyncio.to_thread(self._built_elsewhere)
-        return Response(self._encoded, media_type="application/json")
+        building = self._building
+        if building is None or (building.done() and (building.cancelled() or building.exception())):
+            building = self._building = asyncio.create_task(asyncio.to_thread(self._built_elsewhere))
+        # The process works on when a request is cancelled, so others wait for the same one.
+        return Response(await asyncio.shield(building), media_type="application/json")
 
     def _built_elsewhere(self) -> bytes:
         """Builds the document in another process: it takes half a second, in which streams would stand still here."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,6 +15,7 @@ import pytest
 from pagewire.gateway.core.openapi import DocumentedApp
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.operation.bodies import Version
+from pagewire.process.worker_process import WorkerDiedError
 from pagewire.wire.rpc import RpcError
 from tests.gateway.fake_tokenizer import FakeTokenizer
 
@@ -32,6 +35,46 @@ def check(document: dict[str, Any], route: str, method: str, status: int, media_
         schema = data.get("else", data)["contentSchema"]
     schema = schema | {"components": document["components"]}
     jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+
+
+async def test_the_document_is_built_once_although_a_request_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end, num_built = threading.Event(), threading.Event(), 0
+
+    def build(app: DocumentedApp) -> bytes:
+        nonlocal num_built
+        num_built += 1
+        has_begun.set()
+        may_end.wait()
+        return b"{}"
+
+    monkeypatch.setattr(DocumentedApp, "_built_elsewhere", build)
+    app = DocumentedApp(document_url="/openapi.json", same=partial(DocumentedApp, document_url=None))
+    # In this process, where a task that is cancelled is the request's own.
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+    leaving = asyncio.create_task(client.get("/openapi.json"))
+    await asyncio.to_thread(has_begun.wait)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    waiting = asyncio.create_task(client.get("/openapi.json"))
+    may_end.set()
+    assert (await waiting).content == (await client.get("/openapi.json")).content == b"{}"
+    assert num_built == 1
+    await client.aclose()
+
+
+async def test_a_document_that_was_not_built_is_built_again(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = iter([WorkerDiedError("builder died"), b"{}"])
+
+    def build(app: DocumentedApp) -> bytes:
+        if isinstance(built := next(builds), Exception):
+            raise built
+        return built
+
+    monkeypatch.setattr(DocumentedApp, "_built_elsewhere", build)
+    assert (await client.get("/openapi.json")).status_code == 500
+    assert (await client.get("/openapi.json")).content == b"{}"
 
 
 async def test_documents(client: httpx.AsyncClient, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
