@@ -4,7 +4,7 @@ from pagewire.gateway.chat.bodies import ChatCompletionRequest
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.generation.prompt import fill_chat
 from pagewire.gateway.generation.translate import choices_of, generate_request
-from pagewire.gateway.schema.tools import AllowedToolChoice, NamedToolChoice
+from pagewire.gateway.schema.tools import AllowedToolChoice, NamedToolChoice, ToolChoice
 from pagewire.v1 import inference_pb2
 
 
@@ -53,14 +53,18 @@ def choose_tools(body: ChatCompletionRequest) -> None:
 
 def set_output_parsing(parsing: inference_pb2.OutputParsing, body: ChatCompletionRequest) -> None:
     """Sets what the tokenizer service looks for in the output: reasoning and calls."""
-    choice = body.tool_choice
     # A beginning that the client has written belongs to the answer, not to the reasoning before it.
     parsing.reasoning = not body.continue_final_message and body.separate_reasoning is not False
     if body.parallel_tool_calls is not None:
         parsing.first_tool_call_only = not body.parallel_tool_calls
+    force_call(parsing, body.tool_choice)
+    if parsing.WhichOneof("forced") is None:
+        parsing.tool_calls = bool(body.tools) and body.tool_choice != "none"
+
+
+def force_call(parsing: inference_pb2.OutputParsing, choice: ToolChoice | None) -> None:
+    """Sets which tools must be called, if any must be."""
     if choice == "required":
         parsing.required = True
     elif isinstance(choice, NamedToolChoice):
         parsing.named = choice.function.name
-    else:
-        parsing.tool_calls = bool(body.tools) and choice != "none"

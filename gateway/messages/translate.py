@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any, assert_never
 
 from pagewire.gateway.chat.bodies import ChatCompletionRequest
+from pagewire.gateway.chat.translate import force_call
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.field_names import GRAMMAR, TOOLS
 from pagewire.gateway.generation.prompt import fill_chat
@@ -89,6 +90,7 @@ def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
     if isinstance(body.tool_choice, ToolChoiceNone):
         prompt["tools"] = None
     request = TokenizeRequest(model=body.model or "")
+    force_call(request.output_parsing, _tool_choice(body))
     fill_chat(request.chat, prompt["messages"], ChatPromptParameters.model_construct(**prompt))
     return request
 
@@ -204,7 +206,7 @@ def _tool(tool: ToolParam) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _tool_choice(body: MessagesRequest) -> ToolChoice | None:
+def _tool_choice(body: CountTokensRequest) -> ToolChoice | None:
     choice = body.tool_choice
     if choice is None:
         return None

@@ -39,7 +39,7 @@ def _is_message_of(item: AnyItem, *roles: str) -> bool:
 
 async def count_tokens(tokenizer: TokenizerClient, request: GenerateRequest) -> tuple[int, int]:
     """Returns (tokens of the prompt without its images, most tokens of prompt and output; 0 = unknown)."""
-    tokenize = TokenizeRequest(model=request.model, chat=request.chat)
+    tokenize = TokenizeRequest(model=request.model, chat=request.chat, output_parsing=request.output_parsing)
     if request.HasField("add_special_tokens"):
         tokenize.add_special_tokens = request.add_special_tokens
     answer = await tokenizer.call(tokenizer.inference.Tokenize, tokenize)

@@ -196,6 +196,7 @@ class FakeTokenizer(
         self.vector_calls: list[VectorsRequest] = []
         self.num_cancelled = 0  # of them, and of searches
         self.searches: list[GenerateRequest] = []
+        self.tokenized: list[inference_pb2.TokenizeRequest] = []
         self.tenants: list[tenants.Tenant] = []  # of vector calls and searches
         self.replacements: list[admin_pb2.ReplaceWeightsRequest] = []
         self.weights_problem: RpcError | None = None
@@ -340,6 +341,7 @@ class FakeTokenizer(
 
     async def Tokenize(self, request, context) -> inference_pb2.TokenizeResponse:
         self._check_model(request.model)
+        self.tokenized.append(request)
         text = request.text if request.WhichOneof("prompt") == "text" else render(request.chat)
         if request.add_special_tokens or not request.HasField("add_special_tokens"):
             text = "^" + text

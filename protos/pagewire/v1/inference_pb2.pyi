@@ -339,18 +339,20 @@ class ScoreResponse(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[float]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "add_special_tokens", "return_token_strs")
+    __slots__ = ("model", "text", "chat", "add_special_tokens", "return_token_strs", "output_parsing")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_STRS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_PARSING_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
     add_special_tokens: bool
     return_token_strs: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strs: _Optional[bool] = ...) -> None: ...
+    output_parsing: OutputParsing
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., return_token_strs: _Optional[bool] = ..., output_parsing: _Optional[_Union[OutputParsing, _Mapping]] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("token_ids", "token_strs", "max_model_len")

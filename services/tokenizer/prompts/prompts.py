@@ -48,7 +48,7 @@ async def _encode_chat(pool: TokenizerPool, request: Request, room: Room | None)
     images = await pool.images.read(request.chat)
     try:
         token_ids = await pool.encode_chat(
-            to_chat(request.chat, getattr(request, "output_parsing", None)),
+            to_chat(request.chat, request.output_parsing),
             add_special_tokens=adds_special_tokens(request),
             image_texts=images.texts,
             room=room,

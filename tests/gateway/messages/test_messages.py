@@ -279,6 +279,26 @@ async def test_tools_that_are_not_shown_are_not_counted(client: httpx.AsyncClien
     assert response.json() == {"input_tokens": NUM_PROMPT + len("^<system>Be.")}
 
 
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ({"type": "any"}, {"required": True}),
+        ({"type": "tool", "name": "look"}, {"named": "look"}),
+        ({"type": "auto"}, {}),
+    ],
+)
+async def test_the_tools_that_must_be_called_are_counted(
+    client: httpx.AsyncClient, fake: FakeTokenizer, choice: dict[str, str], forced: dict[str, Any]
+) -> None:
+    """The tokenizer service tells a model of them, so it must know of them when it counts."""
+    body = {"messages": BODY["messages"], "tools": [TOOL], "tool_choice": choice}
+    assert (await client.post(COUNT, json=body)).status_code == 200
+    assert fake.tokenized[-1].output_parsing == inference_pb2.OutputParsing(**forced)
+    await chat_of(client, fake, **body)
+    sent = fake.received[-1].output_parsing
+    assert sent.WhichOneof("forced") == fake.tokenized[-1].output_parsing.WhichOneof("forced")
+
+
 # Errors.
 
 

@@ -430,6 +430,13 @@ async def test_the_prompt_is_counted_beforehand(ai: openai.AsyncOpenAI, fake: Fa
     assert len(fake.received) == 1
 
 
+async def test_the_tools_that_must_be_called_are_counted(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    body = {"model": "fake", "input": "hi", "tools": [tool], "tool_choice": "required"}
+    assert (await client.post("/v1/responses/input_tokens", json=body)).status_code == 200
+    assert fake.tokenized[-1].output_parsing.required
+
+
 async def test_asking_for_more_than_there_is_changes_nothing(ai: openai.AsyncOpenAI, fake: FakeTokenizer) -> None:
     response = await ai.responses.create(model="fake", input="one", include=["reasoning.encrypted_content"])
     again = await ai.responses.retrieve(response.id, include=["reasoning.encrypted_content"], include_obfuscation=False)

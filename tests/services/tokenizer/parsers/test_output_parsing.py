@@ -285,6 +285,11 @@ async def test_equal_chats_of_which_one_must_be_called_have_prompts_of_their_own
     forms = [OutputParsing(required=True), OutputParsing(), OutputParsing(named="get_weather")]
     async with (line := make_line("{}")).running():
         results = await asyncio.gather(*(line.generate(chat=WITH_TOOL, output_parsing=form) for form in forms))
+        counted = [
+            await line.stub.Tokenize(inference_pb2.TokenizeRequest(chat=WITH_TOOL, output_parsing=form))
+            for form in forms
+        ]
+    assert [one.token_ids for one in counted] == [result.prompt_token_ids for result in results]
     some, none, one = (smollm2.decode(result.prompt_token_ids, skip_special_tokens=True) for result in results)
     function = '{"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}}'
     assert f"You call functions. Functions: [{function}]" in some
