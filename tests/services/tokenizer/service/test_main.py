@@ -87,8 +87,6 @@ def test_flags_that_make_no_sense_are_named(tmp_path: Path) -> None:
     model = str(save_byte_level(tmp_path))
     with pytest.raises(StartupError, match="--tokenizer-pool-size"):
         load_pool(TokenizerConfig(tokenizer=model, tokenizer_pool_size=0))
-    with pytest.raises(StartupError, match="--tokenizer-revision needs --tokenizer"):
-        load_pool(TokenizerConfig(model=model, tokenizer_revision="main"))
     with pytest.raises(StartupError, match="--chat-template"):
         load_pool(TokenizerConfig(tokenizer=model, chat_template="nowhere.jinja"))
     with pytest.raises(StartupError, match="--served-model-name"):
