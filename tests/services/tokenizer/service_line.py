@@ -101,8 +101,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
                     await changed.wait()
                 else:
                     yield queue.get_nowait()
-                    for _ in range(20):  # a step takes time, in which its tokens reach the client
-                        await asyncio.sleep(0)
+                    await asyncio.sleep(0.003)  # a step takes time, in which its tokens reach the client
         finally:
             for key in [key for key in self._running if key[0] == stream_id]:
                 del self._running[key]
