@@ -469,7 +469,7 @@ async def test_who_arrives_during_a_long_step_is_in_the_next_one(tmp_path: Path)
 
 
 async def test_steps_that_come_too_late_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine, a step that is decided after the end of another still comes within the tolerance of a device."""
+    """Counts each that comes after the end of another: on one machine it comes within what a device tolerates."""
     monkeypatch.setattr(pacing, "_TOLERANCE", 0.0)
     async with make_line(tmp_path, step_seconds=0.06, pipeline_depth=2).running() as line:
         before = REGISTRY.get_sample_value("pagewire:late_steps_total")
