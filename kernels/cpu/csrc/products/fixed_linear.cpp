@@ -50,7 +50,8 @@ void multiply_all(const Problem& p, const Inputs& x, int64_t first, int64_t end,
 template <class T>
 void linear_of(const Problem& p, const T* x, int threads) {
     const int64_t group = group_for<Floats>(p.tokens);
-    Inputs inputs(fixed_point::BOUNDED, p.tokens, p.stride, (int)Blocks(p.in).per_block * UNIT, tokens_with((int)group));
+    const int block = (int)Blocks(p.in).per_block * UNIT;
+    Inputs inputs(fixed_point::BOUNDED, p.tokens, p.stride, block, tokens_with((int)group));
     const Pieces pieces(threads, p.tiles(), p.tokens, p.gated ? 2 : 1, group, inputs.passes.per_pass, MAX_PART);
     inputs.quantize(threads, [&](int64_t token) {
         return [next = x + token * p.stride]() mutable { return load((next += LANES) - LANES); };
@@ -126,7 +127,8 @@ void pack_fixed_tile(const bf16* weight, int64_t rows, int64_t in, uint32_t* til
             if (std::isnan(unit)) continue;
             const float factor = 1 / unit;  // both are powers of two
             for (int64_t i = begin; i < end; i += LANES) {  // 1.5 * 2^23 is added, so that floats lie 1 apart
-                const u16x16 low = __builtin_convertvector((u32x16)(load(row.data() + i) * factor + 12582912.0f), u16x16);
+                const u32x16 bits = (u32x16)(load(row.data() + i) * factor + 12582912.0f);
+                const u16x16 low = __builtin_convertvector(bits, u16x16);
                 __builtin_memcpy(target + i, &low, sizeof low);
             }
         }

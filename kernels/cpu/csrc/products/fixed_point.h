@@ -40,7 +40,7 @@ constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
 static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);
 using packed::LARGEST_NORM;  // rounding adds at most half of sqrt(MOST_IN_BLOCK); errors of a norm are below 1e-5
 static_assert((1.0001 * LARGEST_NORM + 16) * (1.0001 * LARGEST_NORM + 16) < 0x1p31 && MOST_IN_BLOCK <= 32 * 32);
-constexpr float SPIKE = 24.0f;   // times the mean magnitude of a block; less in small ones, of which it is a larger part
+constexpr float SPIKE = 24.0f;   // times the mean magnitude of a block; less in small ones
 constexpr int MOST_SPIKES = 16;  // of a token in a block
 
 typedef decltype(PAGEWIRE_FIXED_POINT(set1_epi32)(0)) Integers;
