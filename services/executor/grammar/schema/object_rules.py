@@ -22,6 +22,7 @@ from pagewire.services.executor.grammar.schema.texts import (
 )
 
 _MAX_PATTERNS = 6  # of the keys of one object: each set of them that a key may match has a rule
+_MAX_PROPERTIES = 1000  # of an object: each has a rule that refers to the next, which the engine follows on its stack
 _MAX_STATES = 20_000  # of properties and how many have been written
 
 Ways = list[tuple[Symbol, ...]]
@@ -148,11 +149,13 @@ class _Members:
 
     def rule(self, index: int, count: int) -> str:
         """Returns the rule of all that follows when `index` properties are decided on, and `count` written."""
+        if (number := len(self._pairs)) > _MAX_PROPERTIES:
+            wrong(self._place, f"the object has {number} properties; at most {_MAX_PROPERTIES} are possible")
+        if (number + 1) * (min(number, self._counted) + 1) > 2 * _MAX_STATES:
+            wrong(self._place, "minProperties and maxProperties need too many rules here; leave them out")
         for decided in range(len(self._pairs), index - 1, -1):
             for written_before in range(min(decided, self._counted) + 1):
                 self._made[decided, written_before] = self._rules.add(self._ways(decided, written_before))
-        if len(self._made) > _MAX_STATES:
-            wrong(self._place, "minProperties and maxProperties need too many rules here; leave them out")
         return self._made[index, count]
 
     def _ways(self, index: int, count: int) -> Ways:

@@ -197,6 +197,12 @@ REFUSED: list[tuple[Any, str, str]] = [
     ('{"maximum": ' + "9" * 5000 + "}", "/maximum", "a number of 5000 digits is too long"),
     ('{"enum": [1e99999999999999999999999]}', "/enum/0", "digits cannot be written"),
     ({"type": "object", "properties": {"a": {"minProperties": 2, "type": "object"}}}, "/properties/a", "minProperties"),
+    ({"items": {"type": "object", "properties": {f"k{i}": {} for i in range(1001)}}}, "/items", "at most 1000 are"),
+    (
+        {"type": "object", "properties": {f"k{i}": {} for i in range(999)}, "minProperties": 500},
+        "",
+        "minProperties and maxProperties need too many rules",
+    ),
 ]
 
 
