@@ -34,6 +34,11 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Returns False if the next call starts a new process."""
+        return self._process.is_alive()
+
     def call(self, method: str, args: tuple[Any, ...], timeout: float | None = None) -> Any:
         """Calls a method of the object, and raises its exceptions, those of `make`, or WorkerDiedError.
 

@@ -81,6 +81,7 @@ class Grammars:
         self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it compiles only what was tried
         self._compiler: Compiler | None = None  # made by the thread
         self._trial: WorkerProcess | None = None
+        self._started: int | None = None  # id of the process that has read the vocabulary
 
     async def compile(self, grammar: Grammar) -> LLMatcher:
         """Returns the compiled grammar at its start; do not change it. Raises GrammarError."""
@@ -220,7 +221,9 @@ class Grammars:
             self._compiler = Compiler(path, *self._vocabulary, closes=self._closes)
             make = partial(trial_compiler, path, *self._vocabulary, closes=self._closes)
             self._trial = WorkerProcess(make, "grammar compiler")
-        self._trial.call("started", (), _START_SECONDS)
+        if not self._trial.is_alive or self._started != self._trial.pid:
+            self._trial.call("started", (), _START_SECONDS)
+            self._started = self._trial.pid
 
     def close(self) -> None:
         """Ends the thread and the process."""

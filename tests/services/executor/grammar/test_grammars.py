@@ -27,6 +27,8 @@ SMALL = Grammar(regex="small")
 class Trial:
     """A process that tries grammars, and is stuck with one of them."""
 
+    pid, is_alive = 1, True
+
     def __init__(self, *_: Any) -> None:
         self.tried: list[Grammar] = []
         self.is_stuck, self.may_go_on = threading.Event(), threading.Event()
