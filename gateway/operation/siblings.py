@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from pagewire.gateway.core.app_state import AppState
 from pagewire.telemetry.recent import Accounts
 from pagewire.v1.admin_pb2 import ExplainRequestRequest, ExplainRequestResponse, RequestAccount, ServiceMetrics
-from pagewire.wire import unix_sockets
+from pagewire.wire.local import unix_sockets
 
 logger = logging.getLogger(__name__)
 

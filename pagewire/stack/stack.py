@@ -31,10 +31,9 @@ from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch, running
 from pagewire.stack.banner import banner, served_model
 from pagewire.telemetry import logs
-from pagewire.wire import unix_sockets
 from pagewire.wire.addresses import endpoint, is_loopback
 from pagewire.wire.discovery.file import has_addresses
-from pagewire.wire.local.server import STREAM_SUFFIX
+from pagewire.wire.local import unix_sockets
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +241,7 @@ def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> It
         yield directory
     finally:
         for name in names:
-            for suffix in ("", STREAM_SUFFIX):  # a killed service leaves them
+            for suffix in ("", unix_sockets.STREAM_SUFFIX):  # a killed service leaves them
                 unix_sockets.remove(directory / f"{name}.sock{suffix}")
 
 

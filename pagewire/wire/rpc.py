@@ -21,11 +21,11 @@ from pagewire.process.watchdog import watched
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from pagewire.wire import unix_sockets
 from pagewire.wire.admin import AdminServicer, Describe, Neighbour, ReplaceWeights
 from pagewire.wire.introspection import HealthServicer, add_reflection
+from pagewire.wire.local import unix_sockets
 from pagewire.wire.local.channel import LocalChannel
-from pagewire.wire.local.server import LocalServer, stream_path
+from pagewire.wire.local.server import LocalServer
 from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError as RpcError
 from pagewire.wire.status.status_interceptor import StatusInterceptor
@@ -79,7 +79,7 @@ def channel(address: str, credentials: grpc.ChannelCredentials | None = None, ho
         names = [("grpc.ssl_target_name_override", host)] if host else []
         return grpc.aio.secure_channel(address, credentials, options=[*_CHANNEL_OPTIONS, *names])
     over_grpc = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    if (path := stream_path(address)) is None:
+    if (path := unix_sockets.stream_path(address)) is None:
         return over_grpc
     return cast(grpc.aio.Channel, LocalChannel(over_grpc, path, MAX_MESSAGE_BYTES))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 from google.rpc.status_pb2 import Status
 
-from pagewire.wire import unix_sockets
+from pagewire.wire.local import unix_sockets
 from pagewire.wire.local.pipe import END, MESSAGE, REFUSED, STATUS, Frame, Pipe
 from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError
@@ -21,16 +21,8 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
 _OPENING_SECONDS = 15.0  # for the name of a connection's method to arrive
-_UNIX = "unix:"
 # What the path of a socket for streams adds to that of gRPC.
-STREAM_SUFFIX = ".stream"
 _NO_METADATA: tuple[()] = ()  # a connection carries none
-
-
-def stream_path(address: str) -> str | None:
-    """Returns the path of the socket for streams beside a gRPC address; None if it has none."""
-    path = address.removeprefix(_UNIX)
-    return f"{path}{STREAM_SUFFIX}" if address.startswith(_UNIX) else None
 
 
 class _Details(NamedTuple):
@@ -67,7 +59,7 @@ class LocalServer:
 
     async def listen(self, address: str) -> None:
         """Listens beside a gRPC address, to which this process is about to bind, if it is a unix socket."""
-        if not self._handlers or (path := stream_path(address)) is None:
+        if not self._handlers or (path := unix_sockets.stream_path(address)) is None:
             return
         try:
             listener = _bound(path)

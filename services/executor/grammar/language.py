@@ -7,9 +7,9 @@ import json
 from llguidance import LLMatcher
 
 from pagewire.services.executor.grammar import gbnf
-from pagewire.services.executor.grammar.engine_errors import sentence
 from pagewire.services.executor.grammar.errors import MAX_ERROR_LENGTH, GrammarError
 from pagewire.services.executor.grammar.marks import Marks
+from pagewire.services.executor.grammar.schema.engine_errors import sentence
 from pagewire.services.executor.grammar.schema.errors import SchemaError
 from pagewire.services.executor.grammar.schema.exact_json import parse
 from pagewire.services.executor.grammar.schema.options import WHITESPACE, Options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagewire.services.executor.grammar.engine_errors import is_too_complex
+from pagewire.services.executor.grammar.schema.engine_errors import is_too_complex
 from pagewire.v1.common_pb2 import SamplingParams
 
 if TYPE_CHECKING:

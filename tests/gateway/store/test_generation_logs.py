@@ -16,7 +16,7 @@ from pagewire.gateway.store.database import Database
 from pagewire.gateway.store.log import Append, Standing
 from pagewire.gateway.store.redis_log import RedisLog
 from pagewire.gateway.store.sqlite_log import SqliteLog
-from pagewire.wire import unix_sockets
+from pagewire.wire.local import unix_sockets
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
 from tests.gateway.kept.test_kept import BODY, CHAT, KEY, events, id_of, read_until

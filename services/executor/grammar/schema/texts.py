@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
-from pagewire.services.executor.grammar.engine_errors import is_too_complex, sentence
+from pagewire.services.executor.grammar.schema.engine_errors import is_too_complex, sentence
 from pagewire.services.executor.grammar.schema.errors import SchemaError
 from pagewire.services.executor.grammar.schema.exact_json import written
 

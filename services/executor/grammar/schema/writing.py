@@ -9,9 +9,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from pagewire.services.executor.grammar.engine_errors import NOTHING_MATCHES
 from pagewire.services.executor.grammar.schema.constants import Parts, parts_of
 from pagewire.services.executor.grammar.schema.constants import expression as expression_of
+from pagewire.services.executor.grammar.schema.engine_errors import NOTHING_MATCHES
 from pagewire.services.executor.grammar.schema.errors import SchemaError, step, wrong
 from pagewire.services.executor.grammar.schema.exact_json import written
 from pagewire.services.executor.grammar.schema.multiples import multiples

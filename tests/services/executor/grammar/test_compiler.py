@@ -10,10 +10,10 @@ import pytest
 
 from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.compiler import Compiler
-from pagewire.services.executor.grammar.engine_errors import is_too_complex, sentence
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import describe_error
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
+from pagewire.services.executor.grammar.schema.engine_errors import is_too_complex, sentence
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
 from tests.services.executor.grammar.schemas import SCHEMAS
 from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE

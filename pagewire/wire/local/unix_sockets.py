@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+STREAM_SUFFIX = ".stream"  # of the socket for streams beside that of a server
+_UNIX = "unix:"
+
 
 @contextmanager
 def private() -> Iterator[None]:
@@ -34,3 +37,9 @@ def is_served(path: str) -> bool:
         except OSError:
             return False
         return True
+
+
+def stream_path(address: str) -> str | None:
+    """Returns the path of the socket for streams beside a gRPC address; None if it has none."""
+    path = address.removeprefix(_UNIX)
+    return f"{path}{STREAM_SUFFIX}" if address.startswith(_UNIX) else None
