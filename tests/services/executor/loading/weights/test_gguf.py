@@ -291,7 +291,7 @@ def test_real_model_equals_transformers(smollm2_gguf: Path, reference_checkpoint
     assert fractions == sorted(fractions)
     assert fractions[-1] == pytest.approx(1.0)
     assert model.weight_bytes < 0.45 * 2 * 134515008  # of the memory in bfloat16, tied embedding counted once
-    assert model.config.eos_token_ids == (2,)
+    assert model.config.eos_token_ids == (2, 0, 4)  # <|im_end|> of the file; by their text <|endoftext|> and <reponame>
     expected = AutoModelForCausalLM.from_pretrained(reference_checkpoint, dtype=torch.float32)
     ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198, 504, 3575, 282]
     batch = PagedBatch(model, num_requests=1, max_len=len(ids))
