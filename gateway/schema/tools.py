@@ -11,8 +11,8 @@ from pagewire.gateway.schema.field import field, required
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 PARALLEL = (
-    "false: only the first call is returned. Unset: true, except where a call is required of a model whose calls have "
-    "no parser."
+    "false: only the first call is returned. Unset: true, except where a call is required of a model without a "
+    "parser of calls."
 )
 
 Name = Annotated[str, StringConstraints(min_length=1)]

@@ -79,7 +79,7 @@ class ToolChoiceAny(BoundedModel):
 
     type: Literal["any"]
     disable_parallel_tool_use: bool | None = field(
-        "executor", "Exactly one call. Unset: true for models whose calls have no parser."
+        "executor", "Exactly one call. Unset: true for models without a parser of calls."
     )
 
 

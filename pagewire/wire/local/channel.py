@@ -1,4 +1,4 @@
-"""The client side: a channel whose calls with two streams avoid gRPC where the server allows it."""
+"""The client side: a channel on which calls with two streams avoid gRPC where the server allows it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
