@@ -1,9 +1,13 @@
 """One end of a connection that carries one call in frames."""
 
 import asyncio
+import os
+import socket
 import struct
+import threading
 from collections import deque
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import grpc
 from google.rpc.status_pb2 import Status
@@ -17,11 +21,19 @@ REFUSED = -1  # of no frame that is sent: google.rpc.Status of one that was too 
 _HEAD = struct.Struct("<IB")
 # Unread bytes from which on nothing more is read.
 _MAX_UNREAD = 4 * 1024 * 1024
+# Linux keeps what is written to a unix socket at once in one buffer, of up to some 36 KB: it takes a frame of this size
+# whole or not at all.
+_MAX_WHOLE = 16 * 1024
 
 
 class Frame(NamedTuple):
     kind: int
     data: bytes
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    """Returns a frame as it is sent."""
+    return _HEAD.pack(len(data), kind) + data
 
 
 class Pipe(asyncio.Protocol):
@@ -46,12 +58,12 @@ class Pipe(asyncio.Protocol):
             if self.is_lost:
                 return None
             await self.wait()
-        frame = self._frames.popleft()
-        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread - len(frame.data)
+        first = self._frames.popleft()
+        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread - len(first.data)
         is_resumed = was_paused and self._num_unread <= _MAX_UNREAD and not self._has_refused
         if is_resumed and self._transport is not None and not self.is_lost:
             self._transport.resume_reading()
-        return frame
+        return first
 
     async def wait(self) -> None:
         """Returns when there is a frame to read, or the connection has ended."""
@@ -62,9 +74,22 @@ class Pipe(asyncio.Protocol):
     async def write(self, kind: int, data: bytes) -> None:
         """Sends a frame, and waits while the other side does not keep up. Does nothing after the end."""
         if self._transport is not None and not self.is_lost:
-            self._transport.write(_HEAD.pack(len(data), kind) + data)
+            self._transport.write(frame(kind, data))
             if not self._writable.is_set():
                 await self._writable.wait()
+
+    def duplicate(self) -> socket.socket | None:
+        """Returns another socket of the connection, for the caller to close; None after the end."""
+        if self._transport is None or self.is_lost:
+            return None
+        duplicate = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
+        duplicate.setblocking(False)
+        return duplicate
+
+    @property
+    def num_unwritten(self) -> int:
+        """Bytes that the event loop has still to write. Read on any thread."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def cancel(self) -> None:
         """Breaks the connection; what was not sent is lost."""
@@ -104,9 +129,9 @@ class Pipe(asyncio.Protocol):
             start += size
         del partial[:start]
 
-    def _add(self, frame: Frame) -> None:
-        self._frames.append(frame)
-        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(frame.data)
+    def _add(self, arrived: Frame) -> None:
+        self._frames.append(arrived)
+        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(arrived.data)
         if self._num_unread > _MAX_UNREAD and not was_paused and self._transport is not None:
             self._transport.pause_reading()
         self._arrival.set()
@@ -131,3 +156,49 @@ class Pipe(asyncio.Protocol):
         self._partial = bytearray()
         self._writable.set()
         self._arrival.set()
+
+
+class ThreadWriter:
+    """Writes messages of one call to its socket from any thread, without the event loop.
+
+    A thread that computes thus needs no other thread of its process to deliver a result. To wake the event loop would
+    cost more than the write, and while that loop holds the interpreter, it may lose its core to the very process that
+    the result has woken.
+    """
+
+    def __init__(self, pipe: Pipe, serialize: Callable[[Any], bytes]) -> None:
+        self._pipe = pipe
+        self._serialize = serialize
+        self._lock = threading.Lock()
+        # Of its own: the event loop may close its own at any time, after which the number is that of another file.
+        self._socket = pipe.duplicate()
+
+    def try_write(self, message: Any) -> bool:
+        """Writes a message at once. Returns False, having written nothing, if that is not possible: the socket is full,
+        the message is large, or the event loop has not written all that was before it."""
+        data = frame(MESSAGE, self._serialize(message))
+        if len(data) > _MAX_WHOLE or self._pipe.num_unwritten:
+            return False
+        with self._lock:
+            if self._socket is None:
+                return False
+            try:
+                if self._socket.send(data) < len(data):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # the rest would have to come before all others
+            except BlockingIOError:
+                return False
+            except OSError:
+                pass  # the connection has ended, as the event loop finds out itself
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+
+def thread_writer(context: grpc.aio.ServicerContext) -> ThreadWriter | None:
+    """Returns the writer of a call, which ends with it; None if gRPC serves the call."""
+    make: Callable[[], ThreadWriter] | None = getattr(context, "thread_writer", None)
+    return None if make is None else make()

@@ -13,7 +13,7 @@ import grpc
 from google.rpc.status_pb2 import Status
 
 from pagewire.wire.local import unix_sockets
-from pagewire.wire.local.pipe import END, MESSAGE, REFUSED, STATUS, Frame, Pipe
+from pagewire.wire.local.pipe import END, MESSAGE, REFUSED, STATUS, Frame, Pipe, ThreadWriter
 from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError
 
@@ -170,10 +170,17 @@ class _Context:
     def __init__(self, connection: Pipe) -> None:
         self._connection = connection
         self._on_done: list[Callable[[Any], None]] = []
+        self._writer: ThreadWriter | None = None
         self.serialize: Callable[[Any], bytes]
 
     async def write(self, message: Any) -> None:
         await self._connection.write(MESSAGE, self.serialize(message))
+
+    def thread_writer(self) -> ThreadWriter:
+        """Returns a writer for other threads, which ends with the call."""
+        if self._writer is None:
+            self._writer = ThreadWriter(self._connection, self.serialize)
+        return self._writer
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
@@ -190,5 +197,7 @@ class _Context:
 
     def done(self) -> None:
         """Calls the callbacks, at the end of the call."""
+        if self._writer is not None:
+            self._writer.close()
         for callback in self._on_done:
             callback(self)

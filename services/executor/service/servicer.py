@@ -13,16 +13,14 @@ from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
 from pagewire.services.executor.service.seams import Grammars, WeightVersions
-from pagewire.services.executor.service.session import Session, StepFailed
+from pagewire.services.executor.service.session import Results, Session, StepFailed
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.wire.local.pipe import thread_writer
 from pagewire.wire.rpc import RpcError, cancel
 from pagewire.wire.status.executor_failures import ExecutorFailure
-
-# None: the session was closed and all its results have arrived.
-_Results = asyncio.Queue[executor_pb2.StepResult | Exception | None]
 
 # Seconds for which a scheduler with a broken stream excludes lower terms: it reconnects at once if it can.
 TERM_HELD_S = 10.0
@@ -52,7 +50,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._grammars: Grammars | None = None
         self._make_weights = make_weights
         self._weights: WeightVersions | None = None
-        self._current: _Results | None = None
+        self._current: Results | None = None
         self._term = 0  # of the scheduler that has, or last had, this executor
         self._left_at = 0.0  # when its stream ended, time.monotonic()
 
@@ -122,9 +120,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         if opening is None:
             return
         self._take(opening)
-        results: _Results = asyncio.Queue()
+        results = Results(asyncio.get_running_loop(), thread_writer(context))
         if self._current is not None:
-            self._current.put_nowait(
+            self._current.put(
                 RpcError(
                     grpc.StatusCode.ABORTED,
                     "the executor is superseded: a new Execute stream has taken over",
@@ -132,26 +130,19 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 )
             )
         self._current = results
-        loop = asyncio.get_running_loop()
-
-        def deliver(result: executor_pb2.StepResult | Exception | None) -> None:
-            loop.call_soon_threadsafe(results.put_nowait, result)
-
-        session = self._worker.open(deliver)
-        large_steps = set[int]()
-        reading = self._read(request_iterator, info, session, results, large_steps)
+        session = self._worker.open(results.deliver)
+        reading = self._read(request_iterator, info, session, results)
         reader = asyncio.create_task(reading, name="executor-steps")
         try:
             yield executor_pb2.StepResult()  # the stream is open
-            while (result := await results.get()) is not None:
+            while (result := await results.next()) is not None:
                 if isinstance(result, InvalidStep):
                     raise RpcError(grpc.StatusCode.INTERNAL, str(result))
                 if isinstance(result, DeviceError | StepFailed):
                     raise RpcError(result.code, str(result), reason=_FAILURES.get(result.code, ""))
                 if isinstance(result, Exception):
                     raise result
-                if result.step_id in large_steps:
-                    large_steps.remove(result.step_id)
+                if results.was_large(result):
                     return_memory_after(LARGE)
                 yield result
         finally:
@@ -186,23 +177,19 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         requests: AsyncIterator[executor_pb2.StepRequest],
         info: ExecutorInfo,
         session: Session,
-        results: _Results,
-        large_steps: set[int],
+        results: Results,
     ) -> None:
-        """Feeds the worker until the scheduler half-closes its side.
-
-        large_steps: ids of steps that take much memory; the C library would keep all of it, separately for each size.
-        """
+        """Feeds the worker until the scheduler half-closes its side."""
         try:
             async for request in requests:
                 step = convert.step_from_proto(request, info.vocab_size)
                 if step.new_requests:
                     step = await self._grammars_of(info).attach(step)
                 if step.num_scheduled_tokens.sum() > LARGE_STEP:
-                    large_steps.add(step.step_id)
+                    results.expect_large(step.step_id)
                 self._worker.submit(session, step)
         except Exception as error:
             # Any error ends the stream: Execute raises it.
-            results.put_nowait(error)
+            results.put(error)
         else:
             self._worker.close(session)
