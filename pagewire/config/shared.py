@@ -71,7 +71,8 @@ class ServiceConfig(TlsConfig):
     cpu_bind: str | None = flag(
         None,
         "processors to run on, for instance 0-3,8; with `pagewire serve`, those of the executor, one set for each of "
-        "several executors (0-3|4-7), or auto: all but a few, which the other services use (default: not bound)",
+        "several executors (0-3|4-7), or auto: all but a few, which the other services use (default: the kernel "
+        "chooses; beside an executor on a CPU that uses all, other services avoid that of its device thread)",
         group="executor",
     )
 

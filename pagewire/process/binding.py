@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pagewire.config import ExecutorConfig, ServeConfig, ServiceConfig
 from pagewire.errors import StartupError
+from pagewire.process import cgroup
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +102,10 @@ def divide(cpus: Sequence[int], count: int) -> list[tuple[int, ...]]:
 def places(
     config: ServeConfig, count: int, usable: Sequence[int], of_nodes: Mapping[int, Sequence[int]]
 ) -> CpuBindings | None:
-    """Returns the places of `count` executors and of the other services; None without flags. Raises StartupError."""
+    """Returns the places of `count` executors and of the other services; None binds nothing. Raises StartupError."""
     if config.cpu_bind is None and config.numa_bind is None:
-        return None
+        is_full = count == 1 and _fills(config, usable)
+        return CpuBindings([CpuBinding(tuple(usable))], _beside(usable)) if is_full else None
     chosen = _chosen_nodes(config.numa_bind, count, usable, of_nodes)
     if config.cpu_bind in (None, AUTO):
         executors = _by_node(chosen, count, usable, of_nodes)
@@ -111,7 +113,20 @@ def places(
         given = _given(config.cpu_bind or "", count, usable)
         executors = [CpuBinding(cpus, node) for cpus, node in zip(given, chosen, strict=True)]
     taken = {cpu for place in executors for cpu in place.cpus}
-    return CpuBindings(executors, CpuBinding(tuple(cpu for cpu in usable if cpu not in taken)))
+    spare = CpuBinding(tuple(cpu for cpu in usable if cpu not in taken))
+    return CpuBindings(executors, _beside(usable) if count == 1 and not spare.cpus else spare)
+
+
+def _fills(config: ServeConfig, usable: Sequence[int]) -> bool:
+    """Returns whether the threads of one executor leave no processor to the other services."""
+    num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    threads = config.num_threads or min(len(usable), cgroup.cpu_quota() or len(usable))
+    return config.device != "cuda" and num_ranks == 1 and threads >= len(usable) > 1
+
+
+def _beside(usable: Sequence[int]) -> CpuBinding:
+    """Returns the place of services beside an executor on all processors: all but that of its device thread."""
+    return CpuBinding(tuple(usable[:-1]))
 
 
 def _chosen_nodes(
@@ -181,6 +196,8 @@ def bind(config: ServiceConfig) -> None:
     _prefer(place.node)
     if place.cpus != usable:
         os.sched_setaffinity(0, place.cpus)
+    if config.cpu_bind is not None and not isinstance(config, ExecutorConfig):
+        _wait_for_turns()
 
 
 def place_of(config: ServiceConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]) -> CpuBinding:
@@ -216,3 +233,42 @@ def _prefer(node: int | None) -> None:
         # Containers may not do it by default. Threads on a node touch memory first, so most of it is there anyway.
         reason = os.strerror(ctypes.get_errno())
         logger.warning("--numa-bind %d: only processors are bound, not memory (set_mempolicy: %s)", node, reason)
+
+
+class DevicePlace:
+    """The processors of an executor on a CPU: the last is that of its device thread; other threads that compute use all
+    of them, and the rest of the process those before the last.
+
+    The device thread launches what all threads compute, so that these wait whenever it loses its processor.
+    """
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        """Moves the calling thread, and those that it starts, to the processors of the rest."""
+        self._cpus = usable_cpus() if config.cpu_bind is not None else ()
+        if len(self._cpus) > 1:
+            os.sched_setaffinity(0, self._cpus[:-1])
+            _wait_for_turns()
+
+    def compute(self) -> None:
+        """Lets the calling thread, and those that it starts, compute on all processors."""
+        if len(self._cpus) > 1:
+            _set_policy(os.SCHED_OTHER)
+            os.sched_setaffinity(0, self._cpus)
+
+    def stay(self) -> None:
+        """Keeps the calling thread, the device thread, on its processor, with all threads that it starts later."""
+        if len(self._cpus) > 1:
+            os.sched_setaffinity(0, self._cpus[-1:])
+
+
+def _wait_for_turns() -> None:
+    """Makes the calling thread wait until a thread that computes has finished its piece of work, after which that one
+    yields (`parallel.cpp`): interrupted in it, it would hold up all others."""
+    _set_policy(os.SCHED_BATCH)
+
+
+def _set_policy(policy: int) -> None:
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+    except OSError as error:  # forbidden by a sandbox
+        logger.warning("threads that compute are interrupted in their work, as the system refuses a policy: %s", error)

@@ -19,6 +19,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.speculation import older_flags
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model
+from pagewire.process.binding import DevicePlace
 from pagewire.process.watchdog import Watchdog, end_process
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.grammar.grammars import Grammars
@@ -26,6 +27,7 @@ from pagewire.services.executor.ranks.follower import follow
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
+from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.servicer import ExecutorServicer
@@ -86,8 +88,9 @@ async def serve(config: ExecutorConfig) -> None:
     leader = Leader(config, lambda error: worker.fail(error)) if config.num_ranks > 1 else None
     ranks = None if leader is None else LeadersStart(config, leader)
     start = partial(start_runner, config) if ranks is None else ranks.runner
+    place = None if on_cuda else DevicePlace(config)
     worker = Worker(
-        lambda: start(str(find_model(config)), progress),
+        lambda: _started(partial(start, str(find_model(config)), progress), place),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
         observer=NO_OBSERVER if ranks is None else ranks.observer,
@@ -139,6 +142,18 @@ async def serve(config: ExecutorConfig) -> None:
             # inside a kernel.
             logging.shutdown()
             os._exit(0)
+
+
+def _started(
+    start: Callable[[], tuple[Runner, ExecutorInfo]], place: DevicePlace | None
+) -> tuple[Runner, ExecutorInfo]:
+    """Starts the runner on the device thread, which the call is on, and keeps that in its place."""
+    if place is None:
+        return start()
+    place.compute()
+    started = start()
+    place.stay()
+    return started
 
 
 def make_grammars(config: ExecutorConfig, info: ExecutorInfo) -> Grammars:

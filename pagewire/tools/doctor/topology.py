@@ -38,8 +38,8 @@ def check_topology(host: Host, config: ServeConfig) -> Findings:
 
 
 def _places(host: Host, config: ServeConfig, usable: Sequence[int]) -> CpuBindings | None:
-    """Raises StartupError."""
-    names = local_executors.names(config)
+    """Returns what flags bind; None: nothing. Raises StartupError."""
+    names = [] if config.cpu_bind is None and config.numa_bind is None else local_executors.names(config)
     return binding.places(config, len(names), usable, host.nodes()) if names else None
 
 
@@ -126,7 +126,8 @@ def _binding(host: Host, places: CpuBindings, usable: Sequence[int]) -> Finding:
                 "reads over the link between the nodes",
                 "--numa-bind auto without --cpu-bind, or processors of one node (lscpu)",
             )
-    if not places.others.cpus and len(usable) >= _MANY_CORES:
+    spare = set(places.others.cpus).difference(*(place.cpus for place in places.executors))
+    if not spare and len(usable) >= _MANY_CORES:
         return note(
             "core binding",
             found,

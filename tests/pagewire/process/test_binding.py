@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,8 +29,16 @@ def test_sets_are_written_as_the_kernel_writes_them(cpus: set[int]) -> None:
     assert binding.cpu_set(binding.cpu_text(sorted(cpus))) == tuple(sorted(cpus))
 
 
-def test_no_flag_binds_nothing() -> None:
-    assert binding.places(ServeConfig(), 1, range(16), _TWO_NODES) is None
+def test_without_flags_the_other_services_stay_off_the_processor_of_the_device_thread() -> None:
+    (executor,), others = _places(num_threads=16)
+    assert (executor.cpus, others.cpus) == (tuple(range(16)), tuple(range(15)))
+
+
+@pytest.mark.parametrize("flags", [{"num_threads": 15}, {"device": "cuda"}, {"tensor_parallel_size": 2}])
+def test_an_executor_that_leaves_processors_is_not_bound(flags: dict[str, Any]) -> None:
+    config = ServeConfig(**({"num_threads": 16} | flags))
+    assert binding.places(config, 1, range(16), _TWO_NODES) is None
+    assert binding.places(config, 1, range(1), _TWO_NODES) is None
 
 
 def test_an_executor_for_each_node() -> None:
@@ -59,6 +68,9 @@ def test_no_processor_is_used_twice(num_cpus: int, count: int) -> None:
     executors, others = _places(range(num_cpus), cpu_bind="auto", data_parallel_size=count)
     bound = [cpu for place in executors for cpu in place.cpus]
     assert all(place.cpus for place in executors)
+    if len(bound) == num_cpus > count == 1:
+        assert others.cpus == (*bound[:-1],)  # off that of the device thread
+        return
     if len(bound) > count:
         assert sorted([*bound, *others.cpus]) == list(range(num_cpus))
     assert len(others.cpus) <= max(1, num_cpus // 8 + 1)
@@ -103,6 +115,31 @@ def test_a_process_binds_itself() -> None:
     if len(cpus) > 1:  # ranks of a group have parts
         of_both = binding.cpu_text(cpus[:2])
         assert [_bound(of_both, rank=rank, ranks=2)[0] for rank in (0, 1)] == [str(cpu) for cpu in cpus[:2]]
+
+
+_DEVICE = """
+import os, threading
+from pagewire.process import binding
+from pagewire.config import ExecutorConfig
+def tell(): print(binding.cpu_text(binding.usable_cpus()), os.sched_getscheduler(0) == os.SCHED_BATCH)
+def run(target): thread = threading.Thread(target=target); thread.start(); thread.join()
+place = binding.DevicePlace(ExecutorConfig(cpu_bind=binding.cpu_text(binding.usable_cpus())))
+def device(): place.compute(); run(tell); place.stay(); tell()
+tell(); run(device)
+"""
+
+
+def test_the_device_thread_of_a_bound_executor_has_a_processor_that_the_rest_of_the_process_avoids() -> None:
+    cpus = binding.usable_cpus()
+    found = subprocess.run([sys.executable, "-c", _DEVICE], check=True, capture_output=True, text=True).stdout.split()
+    if len(cpus) > 1:
+        assert found == [
+            *(binding.cpu_text(cpus[:-1]), "True"),  # the event loop and all others
+            *(binding.cpu_text(cpus), "False"),  # threads that compute
+            *(str(cpus[-1]), "False"),  # the device thread
+        ]
+    else:
+        assert found == [str(cpus[0]), "False"] * 3
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="this kernel has no NUMA")  # noqa: PTH110

@@ -12,7 +12,10 @@
 
 namespace {
 
+using Time = std::chrono::steady_clock::time_point;
+
 constexpr auto WATCH_TIME = std::chrono::microseconds(60);
+constexpr auto YIELD_TIME = std::chrono::microseconds(80);
 constexpr int MAX_HELPERS = 255;
 
 inline void relax() {
@@ -42,6 +45,17 @@ struct Pool {
         for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) body(context, i);
     }
 
+    // A helper offers its core between chunks: what takes it in the middle of one holds up the caller, too.
+    void work_in_turns(Time& yielded) {
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
+            body(context, i);
+            const Time now = std::chrono::steady_clock::now();
+            if (now - yielded < YIELD_TIME) continue;
+            sched_yield();
+            yielded = std::chrono::steady_clock::now();
+        }
+    }
+
     // Returns the first odd epoch other than `seen`.
     uint32_t wait_for_work(uint32_t seen) {
         const auto start = std::chrono::steady_clock::now();
@@ -57,10 +71,11 @@ struct Pool {
     }
 
     void help(int index) {
+        Time yielded = std::chrono::steady_clock::now();
         for (uint32_t seen = 0;;) {
             seen = wait_for_work(seen);
             inside.fetch_add(1);
-            if (epoch.load() == seen && index < wanted) work();
+            if (epoch.load() == seen && index < wanted) work_in_turns(yielded);
             inside.fetch_sub(1);
         }
     }
