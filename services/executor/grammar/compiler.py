@@ -11,7 +11,7 @@ import logging
 import random
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +21,23 @@ from pagewire.files.tokenizer_files.loading import load_tokenizer
 from pagewire.services.executor.grammar.errors import GrammarError
 from pagewire.services.executor.grammar.language import describe_error, to_llguidance
 from pagewire.services.executor.grammar.marks import Marks
+from pagewire.services.executor.grammar.schema.engine_errors import FEWER
 from pagewire.services.executor.grammar.threads import TRIAL_STACK
 from pagewire.v1.common_pb2 import Grammar
 
 logger = logging.getLogger(__name__)
 
 _TRIAL_MEMORY = 2 * 2**30  # bytes, for the process that tries grammars
-# A step waits for the masks of all its requests. Of a grammar that is tried: outputs, and tokens of each.
-MAX_TOKEN_SECONDS = 0.1
+# A step waits for the masks of all its requests.
+_MAX_TOKEN_SECONDS = 0.05
+# Of a grammar that is tried: outputs, and for each the fewest tokens and the processor time, not counting tokens where
+# only one may follow. An output goes on, up to the time for all, while its tokens take longer than most grammars'.
 _NUM_WALKS = 4
-_TRIED_TOKENS = 8
-_TRIED_SECONDS = 0.25  # after which no further output is begun
+_TRIED_TOKENS, _MOST_TRIED_TOKENS = 12, 200
+_WALK_SECONDS, _TRIED_SECONDS = 0.015, 0.5
+_COMMON_SECONDS = 0.004
+# Characters that often end a part of an output: half of the outputs prefer them, and so reach more of the grammar.
+_ENDS = "\"'}])>,;:.|\n"
 _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 
@@ -57,7 +63,11 @@ class Compiler:
         self._closes = closes
         self._eos_token_ids = frozenset(eos_token_ids)
         self._num_words = -(-vocab_size // 32)
-        self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+        # Less than the engine's own limits for a token, which then takes 0.2 s at most. The first is what a
+        # schema with 600 optional properties needs.
+        self._limits = LLParserLimits(
+            step_max_items=35_000, step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False
+        )
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Returns the grammar at its start, with the first mask computed, which does some of the work. Raises
@@ -84,34 +94,49 @@ class Compiler:
         GrammarError."""
         parsed = Grammar.FromString(grammar)
         compiled = self.compile(parsed)
-        start = time.thread_time()
+        until = time.thread_time() + _TRIED_SECONDS
+        ends = {token_ids[0] for mark in _ENDS if len(token_ids := self._tokenizer.tokenize_str(mark)) == 1}
         for walk in range(_NUM_WALKS):
-            if time.thread_time() - start > _TRIED_SECONDS:
-                return
-            self._try_outputs(parsed, compiled.deep_copy(), random.Random(walk))
+            self._try_output(parsed, compiled.deep_copy(), random.Random(walk), ends if walk % 2 else set(), until)
 
-    def _try_outputs(self, grammar: Grammar, matcher: LLMatcher, choose: random.Random) -> None:
-        mask = np.zeros(self._num_words, dtype=np.int32)
-        for _ in range(_TRIED_TOKENS):
+    def _try_output(
+        self, grammar: Grammar, matcher: LLMatcher, choose: random.Random, preferred: Collection[int], until: float
+    ) -> None:
+        """Follows one output, in which the preferred tokens are half of those that are chosen if they may follow.
+
+        until: the processor time of the thread at which it ends.
+        """
+        mask, seconds, common = np.zeros(self._num_words, dtype=np.int32), 0.0, time.thread_time() + _WALK_SECONDS
+        for num_tried in range(_MOST_TRIED_TOKENS):
+            now = time.thread_time()
+            if now > until or (num_tried >= _TRIED_TOKENS and now > common and seconds < _COMMON_SECONDS):
+                return
+            if forced := matcher.compute_ff_tokens():
+                matcher.consume_tokens(forced[: matcher.validate_tokens(forced)])
             start = time.thread_time()
             matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             seconds = time.thread_time() - start
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
             others = [token_id for token_id in allowed if token_id not in self._eos_token_ids]
             if others and not matcher.is_error():
+                near = [token_id for token_id in others if token_id in preferred] if choose.random() < 0.5 else []
                 start = time.thread_time()
-                matcher.consume_token(choose.choice(others))
+                matcher.consume_token(choose.choice(near or others))
                 seconds += time.thread_time() - start
-            if matcher.is_error():
-                raise GrammarError(describe_error(grammar, matcher.get_error()))
-            if seconds > MAX_TOKEN_SECONDS:
-                raise GrammarError(
-                    f"{grammar.WhichOneof('form')}: it is too complex: one token takes {1000 * seconds:.0f} ms of a "
-                    f"processor, and at most {1000 * MAX_TOKEN_SECONDS:.0f} ms are possible, since other requests wait"
-                    " for it; give it fewer alternatives in one place"
-                )
+            self._check_place(grammar, matcher, seconds)
             if not others or matcher.is_stopped():
                 return
+
+    def _check_place(self, grammar: Grammar, matcher: LLMatcher, seconds: float) -> None:
+        """Raises GrammarError if the matcher cannot go on, or the last token took too many seconds."""
+        if matcher.is_error():
+            raise GrammarError(describe_error(grammar, matcher.get_error()))
+        if seconds > _MAX_TOKEN_SECONDS:
+            raise GrammarError(
+                f"{grammar.WhichOneof('form')}: it is too complex: one token takes {1000 * seconds:.0f} ms of a "
+                f"processor, and at most {1000 * _MAX_TOKEN_SECONDS:.0f} ms are possible, since other requests wait "
+                f"for it; {FEWER}"
+            )
 
 
 def _exact(tokenizer: str) -> str:

@@ -4,16 +4,19 @@ A mask depends on the token before it, which only the device has while the next 
 for the tokens of each step, advances the matchers and fills the next masks while the device runs the forward pass that
 follows. Only sampling of such rows waits for the thread; a step without them costs nothing more. Behind drafts, the
 thread fills a mask for each draft in that time, and rewinds the matcher. A proposer that chooses permitted drafts waits
-until the matchers are advanced, so masks are filled after that (`fill_masks`).
+until the matchers are advanced, so masks are filled after that (`fill_masks`). A request that takes the thread too long
+ends, as the others of its step wait for it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -24,6 +27,13 @@ from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.step import StepOutput
 
 logger = logging.getLogger(__name__)
+
+# Processor time of one token above which its request ends. Where its grammar was tried, none took more than half of it.
+_MAX_TOKEN_SECONDS = 0.1
+# Processor time for all tokens of a step above which the slowest requests end whose tokens usually take this long.
+# Those of common grammars take 1 ms, and a few ms where they come to something new.
+_MAX_STEP_SECONDS, _MAX_USUAL_SECONDS = 0.1, 0.005
+_WEIGHT = 0.25  # of the last token
 
 
 @dataclass(eq=False)
@@ -36,6 +46,7 @@ class _Restricted:
     is_stale: bool = True  # whether the mask is
     is_over: bool = False
     error: str = ""
+    usual_seconds: float = 0.0  # for a token
 
     def advance(self, token_ids: Sequence[int]) -> None:
         def advance() -> None:
@@ -61,6 +72,15 @@ class _Restricted:
         masks.fill(-1)
         self._guarded(lambda: fill_masks(self.matcher, drafts, masks))
 
+    def give_up(self, seconds: float) -> None:
+        """Ends the request. seconds: the processor time for its last token."""
+        if not self.error:
+            self.matcher.give_up(
+                f"a token takes {1000 * seconds:.0f} ms of a processor there, and other requests wait for it"
+            )
+            self.error = self.matcher.error
+            self.mask.fill(-1)
+
     def _guarded(self, use_matcher: Callable[[], None]) -> None:
         """Calls a function of the matcher; an error ends only its own request."""
         if self.error:
@@ -69,7 +89,7 @@ class _Restricted:
             use_matcher()
         except Exception:
             logger.exception("the matcher of a request failed; the request ends")
-            self.error = "the grammar cannot be followed any further: an internal error; the executor's log has it"
+            self.error = "the grammar cannot be followed from here on: an internal error; the executor's log has it"
             self.mask.fill(-1)
 
 
@@ -95,7 +115,7 @@ class GrammarConstraints:
         self._restricted[row] = request
         stats.CONSTRAINED_REQUESTS.set(len(self._restricted))
         if not self._are_filled_late:
-            self._submit(request.fill_mask)
+            self._submit(lambda: _fill_masks([request]))
 
     def clear(self, row: int) -> None:
         if self._restricted.pop(row, None) is not None:
@@ -145,10 +165,10 @@ class GrammarConstraints:
 
         def fill() -> None:
             drafted = drafts()
-            start = time.perf_counter()
-            for request, of_request, of_masks in zip(requests, drafted, masks, strict=True):
-                request.fill_masks(of_request, of_masks[: len(of_request)])
-            stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
+            with _Times() as times:
+                for request, of_request, of_masks in zip(requests, drafted, masks, strict=True):
+                    with times.of(request, len(of_request)):
+                        request.fill_masks(of_request, of_masks[: len(of_request)])
 
         self._submit(fill)
 
@@ -188,15 +208,16 @@ class GrammarConstraints:
 
     def _advance(self, output: StepOutput, requests: list[tuple[int, _Restricted]], fills_masks: bool) -> None:
         tokens = output.wait()
-        start = time.perf_counter()
         ends = tokens.num_tokens.cumsum().tolist()
         token_ids = tokens.token_ids.tolist()
-        for index, request in requests:
-            if output.request_ids[index] not in tokens.failures:
-                request.advance(token_ids[ends[index - 1] if index else 0 : ends[index]])
-                if fills_masks:
-                    request.fill_mask()
-        stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
+        with _Times() as times:
+            for index, request in requests:
+                if output.request_ids[index] not in tokens.failures:
+                    gained = token_ids[ends[index - 1] if index else 0 : ends[index]]
+                    with times.of(request, len(gained)):
+                        request.advance(gained)
+                        if fills_masks:
+                            request.fill_mask()
 
     def _submit(self, job: Callable[[], None]) -> Future[None]:
         """Runs jobs in order; `masks` raises their errors."""
@@ -213,7 +234,34 @@ class GrammarConstraints:
 
 
 def _fill_masks(requests: Sequence[_Restricted]) -> None:
-    start = time.perf_counter()
-    for request in requests:
-        request.fill_mask()
-    stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - start)
+    with _Times() as times:
+        for request in requests:
+            with times.of(request):
+                request.fill_mask()
+
+
+class _Times:
+    """The time that the thread takes for the requests of one step. At its end, those that take too long end."""
+
+    def __enter__(self) -> _Times:
+        self._start = time.perf_counter()
+        self._spent: list[tuple[float, float, _Restricted]] = []  # for a token; in all
+        return self
+
+    @contextmanager
+    def of(self, request: _Restricted, num_tokens: int = 1) -> Iterator[None]:
+        """Measures the processor time of the context, which is for so many tokens of the request."""
+        start = time.thread_time()
+        yield
+        seconds = time.thread_time() - start
+        of_token = seconds / max(num_tokens, 1)
+        request.usual_seconds += _WEIGHT * (of_token - request.usual_seconds)
+        self._spent.append((of_token, seconds, request))
+
+    def __exit__(self, *_: object) -> None:
+        excess = sum(seconds for _, seconds, _ in self._spent) - _MAX_STEP_SECONDS
+        for of_token, seconds, request in sorted(self._spent, key=itemgetter(0), reverse=True):
+            if of_token > _MAX_TOKEN_SECONDS or (excess > 0 and request.usual_seconds > _MAX_USUAL_SECONDS):
+                request.give_up(of_token)
+                excess -= seconds
+        stats.GRAMMAR_MASK_SECONDS.observe(time.perf_counter() - self._start)

@@ -7,5 +7,9 @@ class GrammarError(ValueError):
     """A grammar that cannot be used; the message names the error and its place."""
 
 
-class SlowGrammarError(GrammarError):
-    """A grammar that took too long to compile; another attempt may succeed."""
+class PassingGrammarError(GrammarError):
+    """A grammar that took too much time or memory; another attempt may succeed."""
+
+
+class NoTrialError(GrammarError):
+    """The process that tries grammars does not start, whatever the grammar."""

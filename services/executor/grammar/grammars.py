@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 from pagewire.process.worker_process import WorkerDiedError, WorkerProcess, WorkerTooSlowError
 from pagewire.services.executor import stats
 from pagewire.services.executor.grammar.compiler import Compiler, trial_compiler
-from pagewire.services.executor.grammar.errors import GrammarError, SlowGrammarError
+from pagewire.services.executor.grammar.errors import GrammarError, NoTrialError, PassingGrammarError
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
 from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.services.executor.grammar.threads import grammar_thread
@@ -34,11 +34,13 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0  # for the process, which reads the vocabulary
+_STARTS = 2  # attempts
 # Of the grammars that are kept. A compiled one takes some 500 times its own bytes.
 _CACHED_BYTES = 1024 * 1024
 _MOST_TRIED = 100_000
-# For which a grammar that took too long is refused without another trial. Afterwards the machine may be less busy.
-_SLOW_SECONDS, _MOST_SLOW = 60.0, 1000
+# For which a grammar that took too much time or memory is refused without another trial. Afterwards the machine may be
+# less busy.
+_REFUSED_SECONDS, _MOST_REFUSED = 60.0, 1000
 
 
 def _digest(grammar: bytes) -> bytes:
@@ -76,7 +78,8 @@ class Grammars:
         self._tried: OrderedDict[bytes, None] = OrderedDict()  # digests of grammars that can be compiled
         self._waiters: Counter[asyncio.Future[LLMatcher]] = Counter()  # requests
         self._turns = Turns()
-        self._slow: OrderedDict[bytes, float] = OrderedDict()  # digests of grammars, until when they are refused
+        # Digests of grammars that are refused: until when, and why.
+        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self._thread: ThreadPoolExecutor | None = None  # that compiles
         self._steps: ThreadPoolExecutor | None = None  # for what steps wait for: it compiles only what was tried
         self._compiler: Compiler | None = None  # made by the thread
@@ -107,16 +110,27 @@ class Grammars:
             del self._compiled[key]
 
     async def _compile_in_turn(self, key: bytes) -> LLMatcher:
-        if self._slow.get(_digest(key), 0.0) > time.monotonic():
-            raise self._too_slow()
+        until, reason = self._refused.get(_digest(key), (0.0, ""))
+        if until > time.monotonic():
+            raise PassingGrammarError(reason)
         async with self._turns.of(len(key)):
             return await self._run(partial(self._compile, key))
 
-    def _too_slow(self) -> SlowGrammarError:
-        return SlowGrammarError(
-            f"the grammar takes longer than {self._timeout:g} s to compile; simplify it, or raise the executor's "
-            "--grammar-compile-timeout"
-        )
+    def _refuse(self, grammar: bytes, reason: str) -> PassingGrammarError:
+        """Refuses the grammar for a while, and returns the error for now."""
+        self._refused[_digest(grammar)] = (time.monotonic() + _REFUSED_SECONDS, reason)
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.popitem(last=False)
+        return PassingGrammarError(reason)
+
+    def _on_complex(self, grammar: bytes, compiled: LLMatcher | None) -> None:
+        """Forgets a compiled grammar that an output could not follow, with the memory that its outputs have filled, and
+        tries it again before it is used again."""
+        found = self._compiled.get(grammar)
+        is_kept = found is not None and found.done() and not found.cancelled() and found.exception() is None
+        if found is not None and is_kept and found.result() is compiled:
+            del self._compiled[grammar]
+        self._tried.pop(_digest(grammar), None)
 
     async def _compiled_for_step(self, grammar: Grammar) -> LLMatcher:
         """Returns the compiled grammar at its start. One that was tried, and is no longer kept, is compiled on the
@@ -139,6 +153,8 @@ class Grammars:
     async def check(self, grammar: Grammar) -> None:
         try:
             await self.compile(grammar)
+        except NoTrialError as error:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         except GrammarError as error:
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from error
 
@@ -155,15 +171,24 @@ class Grammars:
             compiled = await self._compiled_for_step(params.grammar) if params.HasField("grammar") else None
         except GrammarError as error:
             return replace(request, failure=Failure(Cause.GRAMMAR, str(error)))
-        output = request.token_ids[request.num_prompt_tokens :].tolist()
-        matcher = await self._run_for_step(partial(self._make_matcher, params, compiled, output))
+        output, loop = request.token_ids[request.num_prompt_tokens :].tolist(), asyncio.get_running_loop()
+        matcher = await self._run_for_step(partial(self._make_matcher, params, compiled, output, loop))
         failure = Failure(Cause.GRAMMAR, matcher.error) if matcher.error else None
         return replace(request, matcher=matcher, failure=failure)
 
-    def _make_matcher(self, params: SamplingParams, compiled: LLMatcher | None, output: list[int]) -> Matcher:
-        """Makes a matcher and advances it over the output. On the thread of steps. compiled: the grammar, if any."""
+    def _make_matcher(
+        self, params: SamplingParams, compiled: LLMatcher | None, output: list[int], loop: asyncio.AbstractEventLoop
+    ) -> Matcher:
+        """Makes a matcher and advances it over the output. On the thread of steps.
+
+        compiled: the grammar, if any. loop: that of the service.
+        """
+
+        def forget() -> None:
+            loop.call_soon_threadsafe(self._on_complex, params.grammar.SerializeToString(deterministic=True), compiled)
+
         vocab_size, eos_token_ids = self._vocabulary
-        grammar = None if compiled is None else GrammarMatcher(compiled, params, eos_token_ids)
+        grammar = None if compiled is None else GrammarMatcher(compiled, params, eos_token_ids, forget)
         matcher: Matcher | None = grammar
         if params.HasField("thinking"):
             matcher = ThinkingMatcher(params, grammar, eos_token_ids, vocab_size)
@@ -193,37 +218,63 @@ class Grammars:
 
     def _compile(self, grammar: bytes) -> LLMatcher:
         """Tries and compiles a grammar. On the thread."""
-        self._start()
-        assert self._trial is not None and self._compiler is not None
-        start = time.perf_counter()
+        compiler, start = self._start(), time.perf_counter()
         try:
             if (digest := _digest(grammar)) not in self._tried:
-                self._trial.call("check", (grammar,), self._timeout)
+                self._try(grammar)
             self._tried[digest] = None
             self._tried.move_to_end(digest)
             if len(self._tried) > _MOST_TRIED:
                 self._tried.popitem(last=False)
-            return self._compiler.compile(Grammar.FromString(grammar))
-        except WorkerTooSlowError as error:
-            self._slow[_digest(grammar)] = time.monotonic() + _SLOW_SECONDS
-            if len(self._slow) > _MOST_SLOW:
-                self._slow.popitem(last=False)
-            raise self._too_slow() from error
-        except WorkerDiedError as error:
-            logger.warning("a grammar of %d bytes ended the process that tried it: %s", len(grammar), error)
-            raise GrammarError("the grammar is too large or too deeply nested to compile; simplify it") from error
+            return compiler.compile(Grammar.FromString(grammar))
         finally:
             stats.GRAMMAR_COMPILE_SECONDS.observe(time.perf_counter() - start)
 
-    def _start(self) -> None:
-        if self._compiler is None or self._trial is None:
+    def _try(self, grammar: bytes) -> None:
+        """Has the process try a grammar. A process that dies may have been killed for another reason, so the grammar is
+        tried twice."""
+        for is_last in (False, True):
+            trial = self._started_trial()
+            try:
+                return trial.call("check", (grammar,), self._timeout)
+            except WorkerTooSlowError as error:
+                raise self._refuse(
+                    grammar,
+                    f"the grammar takes longer than {self._timeout:g} s to compile; simplify it, or raise the "
+                    "executor's --grammar-compile-timeout",
+                ) from error
+            except WorkerDiedError as error:
+                logger.warning("the process that tried a grammar of %d bytes ended: %s", len(grammar), error)
+                if is_last:
+                    reason = "the grammar is too large or too deeply nested to compile; simplify it"
+                    raise self._refuse(grammar, reason) from error
+        raise AssertionError
+
+    def _start(self) -> Compiler:
+        if self._compiler is None:
             path = self._find_model()
-            self._compiler = Compiler(path, *self._vocabulary, closes=self._closes)
+            compiler = Compiler(path, *self._vocabulary, closes=self._closes)
             make = partial(trial_compiler, path, *self._vocabulary, closes=self._closes)
             self._trial = WorkerProcess(make, "grammar compiler")
-        if not self._trial.is_alive or self._started != self._trial.pid:
-            self._trial.call("started", (), _START_SECONDS)
-            self._started = self._trial.pid
+            self._compiler = compiler
+        return self._compiler
+
+    def _started_trial(self) -> WorkerProcess:
+        """Returns the process with the vocabulary read. Raises NoTrialError."""
+        assert self._trial is not None
+        if self._trial.is_alive and self._started == self._trial.pid:
+            return self._trial
+        for _ in range(_STARTS):
+            try:
+                self._trial.call("started", (), _START_SECONDS)
+                self._started = self._trial.pid
+                return self._trial
+            except (WorkerDiedError, WorkerTooSlowError) as error:
+                logger.warning("the process that tries grammars does not start: %s", error)
+        raise NoTrialError(
+            "the executor's process that tries grammars does not start, as its log says; try again later, or send the "
+            "request without a grammar"
+        )
 
     def close(self) -> None:
         """Ends the thread and the process."""

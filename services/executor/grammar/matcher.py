@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagewire.services.executor.grammar.schema.engine_errors import is_too_complex
+from pagewire.services.executor.grammar.schema.engine_errors import FEWER, is_too_complex
 from pagewire.v1.common_pb2 import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-
-# Steps wait for masks. Where the grammar was tried, none took a fifth of this.
-_MAX_MASK_SECONDS = 0.5
+logger = logging.getLogger(__name__)
 
 
 class TokenBits:
@@ -39,9 +37,18 @@ class GrammarMatcher:
     num_free = 0
     is_over = False
 
-    def __init__(self, compiled: LLMatcher, params: SamplingParams, eos_token_ids: Collection[int]) -> None:
-        """compiled: at the grammar's start, where it stays."""
+    def __init__(
+        self,
+        compiled: LLMatcher,
+        params: SamplingParams,
+        eos_token_ids: Collection[int],
+        on_complex: Callable[[], None] = lambda: None,
+    ) -> None:
+        """compiled: at the grammar's start, where it stays. on_complex: called when the grammar takes too long or too
+        much memory to follow; all matchers of a compiled grammar share that memory."""
         self._compiled = compiled
+        self._form = params.grammar.WhichOneof("form") or "grammar"
+        self._on_complex = on_complex
         self._matcher = compiled.deep_copy()
         self._consumed: list[int] = []  # by the matcher
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -72,12 +79,9 @@ class GrammarMatcher:
 
     def fill_mask(self, mask: np.ndarray) -> None:
         if not self._has_ended and not self.error:
-            start = time.thread_time()
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error():
-                self._fail("it has become too complex")
-            elif (seconds := time.thread_time() - start) > _MAX_MASK_SECONDS:
-                self._fail(f"it has become too complex, as finding one token takes {seconds:.1f} s of a processor")
+                self._fail("the executor's log has the cause")
             elif self._allowed is not None:
                 self._keep_allowed(mask, self._allowed)
         if self._has_ended or self.error:
@@ -130,7 +134,16 @@ class GrammarMatcher:
         if others.any():
             mask[:] = others
 
+    def give_up(self, reason: str) -> None:
+        if not self.error:
+            self._fail(f"{reason}; {FEWER}")
+            self._on_complex()
+
     def _fail(self, reason: str) -> None:
-        if is_too_complex(self._matcher.get_error()):
-            reason = "it has become too complex; give it fewer alternatives in one place, or fewer repetitions"
-        self.error = f"the grammar cannot be followed any further: {reason}"
+        error = self._matcher.get_error()
+        if is_too_complex(error):
+            reason = f"it becomes too complex there; {FEWER}"
+            self._on_complex()
+        elif error:
+            logger.warning("a grammar cannot be followed: %s", " ".join(error.split())[:1000])
+        self.error = f"{self._form}: it cannot be followed behind token {self._num_tokens} of the output: {reason}"

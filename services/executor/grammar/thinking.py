@@ -71,6 +71,10 @@ class ThinkingMatcher:
     def error(self) -> str:
         return self._answer.error if self._answer is not None else ""
 
+    def give_up(self, reason: str) -> None:
+        if self._answer is not None:  # reasoning takes no time
+            self._answer.give_up(reason)
+
     @property
     def is_over(self) -> bool:
         return self._answers and self._answer is None

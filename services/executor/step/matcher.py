@@ -23,6 +23,9 @@ class Matcher(Protocol):
     def is_over(self) -> bool:
         """True once any token may follow for the rest of the output."""
 
+    def give_up(self, reason: str) -> None:
+        """Makes `reason` the error: the output could continue, but following it takes too long."""
+
     def advance(self, token_ids: Sequence[int]) -> None:
         """Advances over these tokens of the output."""
 

@@ -8,7 +8,8 @@ import re
 logger = logging.getLogger(__name__)
 
 NOTHING_MATCHES = "nothing matches it"
-_TOO_COMPLEX = "it is too complex; give it fewer alternatives in one place, or fewer repetitions"
+FEWER = "give it fewer alternatives in one place, or fewer repetitions"
+_TOO_COMPLEX = f"it is too complex; {FEWER}"
 _TOO_DEEP = "it is nested too deeply; nest it less deeply"
 _DEEP_GROUPS = "it is nested too deeply; give its inner groups names of their own"
 _DEEP = re.compile(r"too deeply nested|nested too deep|recursion (?:limit|depth) exceeded", re.I)

@@ -147,20 +147,57 @@ def test_what_would_fail_within_an_output_is_refused_before(compiler: Compiler, 
 def test_what_other_requests_would_wait_for_is_refused(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = Grammar(regex="a+")
     compiler.check(grammar.SerializeToString())
-    monkeypatch.setattr("pagewire.services.executor.grammar.compiler.MAX_TOKEN_SECONDS", 0.0)
+    monkeypatch.setattr("pagewire.services.executor.grammar.compiler._MAX_TOKEN_SECONDS", 0.0)
     with pytest.raises(GrammarError, match=r"regex: it is too complex: .* since other requests wait for it"):
         compiler.check(grammar.SerializeToString())
 
 
-def test_an_output_ends_when_others_wait_for_its_masks(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher = GrammarMatcher(compiler.compile(Grammar(regex="a+")), SamplingParams(), [EOS])
+PREFIX = "the quick brown fox jumps over the lazy dog "
+MANY = "|".join(f"[a-z ]{{{i % 37 + 1},{i % 53 + 60}}}q{i}" for i in range(2500))
+BEHIND_A_PREFIX = {
+    "alternatives": Grammar(regex=f"{PREFIX}({MANY})"),
+    "behind a string": Grammar(
+        json_schema=json.dumps(
+            {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "string"},
+                    "b": {"type": "string", "pattern": f"^({MANY})$"},
+                },
+                "required": ["a", "b"],
+            }
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_A_PREFIX)
+def test_what_is_slow_behind_a_prefix_is_refused_before(compiler: Compiler, name: str) -> None:
+    compiler.compile(BEHIND_A_PREFIX[name])
+    with pytest.raises(GrammarError, match=r"it is too complex.*; give it fewer alternatives in one place"):
+        compiler.check(BEHIND_A_PREFIX[name].SerializeToString())
+
+
+def test_wide_schemas_are_not_too_complex(compiler: Compiler) -> None:
+    properties = {f"key{number}": {"type": ["string", "null"]} for number in range(600)}
+    compiler.check(Grammar(json_schema=json.dumps({"properties": properties})).SerializeToString())
+
+
+def test_an_output_that_is_too_slow_to_follow_ends_with_the_parameter_the_place_and_a_remedy(
+    compiler: Compiler,
+) -> None:
+    calls: list[int] = []
+    params = SamplingParams(grammar=Grammar(regex="a+"))
+    matcher = GrammarMatcher(compiler.compile(params.grammar), params, [EOS], lambda: calls.append(1))
     mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
     matcher.fill_mask(mask)
-    assert not matcher.error
-    monkeypatch.setattr("pagewire.services.executor.grammar.matcher._MAX_MASK_SECONDS", 0.0)
+    matcher.give_up("a token takes 7 ms there")
+    assert matcher.error == (
+        "regex: it cannot be followed behind token 0 of the output: a token takes 7 ms there; give it fewer "
+        "alternatives in one place, or fewer repetitions"
+    )
     matcher.fill_mask(mask)
-    assert "the grammar cannot be followed any further: it has become too complex" in matcher.error
-    assert (mask == -1).all()
+    assert (mask == -1).all() and calls == [1]
 
 
 WHITESPACE = {" ?": " ", r"\s*": " \n\t", "[ \n]{0,9}": "\n\n"}

@@ -6,20 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from pagewire.process.worker_process import WorkerTooSlowError
+from pagewire.process.worker_process import WorkerDiedError, WorkerTooSlowError
 from pagewire.services.executor.grammar import grammars
-from pagewire.services.executor.grammar.errors import SlowGrammarError
+from pagewire.services.executor.grammar.errors import GrammarError, PassingGrammarError
 from pagewire.services.executor.grammar.grammars import Grammars
 from pagewire.services.executor.step.step import NewRequest, Step
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
+from pagewire.wire.rpc import RpcError
 from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
 
-STUCK, SLOW = Grammar(regex="stuck"), Grammar(regex="slow")
+STUCK, SLOW, DEADLY = Grammar(regex="stuck"), Grammar(regex="slow"), Grammar(regex="deadly")
 LARGE = [Grammar(regex=f"large{i}" + "(long)?" * 50) for i in range(3)]
 SMALL = Grammar(regex="small")
 
@@ -32,8 +34,13 @@ class Trial:
     def __init__(self, *_: Any) -> None:
         self.tried: list[Grammar] = []
         self.is_stuck, self.may_go_on = threading.Event(), threading.Event()
+        self.dies_in: list[str] = []  # the calls in which it is killed
 
     def call(self, name: str, args: tuple[bytes, ...], timeout: float) -> None:
+        if name in self.dies_in:
+            self.dies_in.remove(name)
+            self.pid += 1
+            raise WorkerDiedError
         if name == "check":
             self.tried.append(Grammar.FromString(args[0]))
             if self.tried[-1] == STUCK:
@@ -41,6 +48,8 @@ class Trial:
                 self.may_go_on.wait()
             if self.tried[-1] == SLOW:
                 raise WorkerTooSlowError
+            if self.tried[-1] == DEADLY:
+                raise WorkerDiedError
 
     def close(self) -> None:
         self.may_go_on.set()
@@ -142,7 +151,53 @@ async def test_a_request_that_leaves_takes_nothing_from_another_with_its_grammar
 async def test_a_grammar_that_took_too_long_is_not_tried_again_at_once(tmp_path: Path, trial: Trial) -> None:
     compiling = grammars_at(tmp_path)
     for _ in range(3):
-        with pytest.raises(SlowGrammarError, match="takes longer than 5 s"):
+        with pytest.raises(PassingGrammarError, match="takes longer than 5 s"):
             await compiling.compile(SLOW)
     assert trial.tried == [SLOW]
+    compiling.close()
+
+
+@pytest.mark.parametrize("calls", [["started"], ["check"], ["started", "check"]])
+async def test_a_killed_process_is_not_the_grammars_fault(tmp_path: Path, trial: Trial, calls: list[str]) -> None:
+    compiling = grammars_at(tmp_path)
+    trial.dies_in = calls
+    await compiling.compile(SMALL)
+    compiling.close()
+
+
+async def test_a_grammar_that_ends_the_process_twice_is_refused_for_a_while(
+    tmp_path: Path, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = grammars_at(tmp_path)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="too large or too deeply nested"):
+            await compiling.compile(DEADLY)
+    assert trial.tried == [DEADLY, DEADLY]
+    monkeypatch.setattr(grammars.time, "monotonic", lambda: float("inf"))  # much later
+    with pytest.raises(GrammarError):
+        await compiling.compile(DEADLY)
+    assert trial.tried == [DEADLY] * 4
+    compiling.close()
+
+
+async def test_a_process_that_does_not_start_refuses_no_grammar(tmp_path: Path, trial: Trial) -> None:
+    compiling = grammars_at(tmp_path)
+    trial.dies_in = ["started", "started"]
+    with pytest.raises(RpcError, match="does not start") as raised:
+        await compiling.check(SMALL)
+    assert raised.value.code == grpc.StatusCode.UNAVAILABLE
+    await compiling.check(SMALL)
+    compiling.close()
+
+
+async def test_what_an_output_could_not_follow_is_tried_again(tmp_path: Path, trial: Trial) -> None:
+    """All outputs of a compiled grammar share its memory, so what one has filled must not stay for those to come."""
+    compiling = grammars_at(tmp_path)
+    (request,) = (await compiling.attach(step_with(SMALL, num_requests=1))).new_requests
+    assert request.matcher is not None
+    request.matcher.give_up("a token takes too long there")
+    before = await compiling.compile(SMALL)
+    await asyncio.sleep(0)
+    assert await compiling.compile(SMALL) is not before
+    assert trial.tried == [SMALL, SMALL]
     compiling.close()
