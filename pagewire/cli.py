@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.exit(_dispatch(argv))
     except StartupError as error:
-        sys.exit(f"pagewire: error: {error}")
+        print(f"pagewire: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -7,8 +7,9 @@ class StartupError(RuntimeError):
     """Raised when a cause outside the program keeps Pagewire from starting: no such model, a port in use, too little
     memory.
 
-    The message names cause and remedy; the command line prints it without a traceback and ends with exit code 1.
-    """
+    The message names cause and remedy; the command line prints it without a traceback, and ends with exit_code."""
+
+    exit_code = 1  # 2 for a wrong command line
 
 
 class ModelNotFoundError(StartupError):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, POSITIVE_SECONDS, Range, flag
 from pagewire.config.parallel import ParallelConfig
 from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags, SeedConfig
 from pagewire.config.speculation import SpeculationConfig
@@ -112,9 +112,11 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         5.0,
         "longest time to compile the grammar of a request, in seconds; then the request is refused",
         group="executor",
-        valid=Range(above=0),
+        valid=POSITIVE_SECONDS,
     )
-    grammar_cache_size: int = flag(256, "maximum number of compiled grammars", group="executor", valid=POSITIVE)
+    grammar_cache_size: int = flag(
+        256, "maximum number of compiled grammars", group="executor", valid=Range(minimum=1, maximum=1_000_000)
+    )
     allow_additional_properties: bool = flag(
         False,
         "let objects of a JSON schema have properties besides those that it lists, where it says nothing of others",

@@ -38,6 +38,9 @@ class Range:
 POSITIVE = Range(minimum=1)
 NOT_NEGATIVE = Range(minimum=0)
 PORT = Range(minimum=0, maximum=65535)
+PROCESSES = Range(minimum=1, maximum=1024)
+SECONDS = Range(minimum=0, maximum=31_536_000)  # a year
+POSITIVE_SECONDS = Range(above=0, maximum=31_536_000)
 
 
 def flag(
@@ -56,7 +59,7 @@ def flag(
 
     kind: "size" accepts k/m/g (powers of 1000) and K/M/G, Ki/Mi/Gi, GiB... (powers of 1024) suffixes;
     "json" is the text of a JSON object, "texts" of a list of texts; "host" is a name or an address, perhaps in
-    brackets.
+    brackets (for other texts, see `values/texts.py`).
     A field of type `tuple[int, ...]` is a list: `1,2,4`, in YAML also `[1, 2, 4]`.
     secret: passed to child processes in the environment, never on their command line.
     short: short forms of the flag without their dash, separated by spaces.

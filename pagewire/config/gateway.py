@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.fields import PORT, POSITIVE, Range, flag
+from pagewire.config.fields import PORT, POSITIVE, POSITIVE_SECONDS, PROCESSES, flag
 from pagewire.config.shared import KeysConfig, OperatorsConfig, RecoveryConfig, SeedConfig, ServiceConfig
 
 
@@ -23,7 +23,7 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         1,
         "gateway processes behind the REST port",
         group="network",
-        valid=POSITIVE,
+        valid=PROCESSES,
         short="asc",
     )
     allowed_origins: str = flag(
@@ -84,7 +84,7 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         "longest time of a REST request in seconds, after which it ends with 504; X-Request-Timeout of a request can "
         "shorten it (default: unlimited)",
         group="network",
-        valid=Range(above=0),
+        valid=POSITIVE_SECONDS,
     )
     tokenizer_address: str = flag(
         "localhost:50051", "the tokenizer services, separated by commas; they share the requests", group="network"
@@ -134,7 +134,7 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         3600.0,
         "seconds for which a generation is kept",
         group="storage",
-        valid=Range(above=0),
+        valid=POSITIVE_SECONDS,
     )
     generation_store_size: int = flag(
         256 * 1024**2,
@@ -150,7 +150,7 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         30 * 86400.0,
         "seconds for which a response of /v1/responses can be retrieved and continued",
         group="storage",
-        valid=Range(above=0),
+        valid=POSITIVE_SECONDS,
     )
     response_store_size: int = flag(
         1024**3,

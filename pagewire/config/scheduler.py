@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, Range, flag
+from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, SECONDS, Range, flag
 from pagewire.config.shared import BatchConfig, PublicListenConfig, RecoveryConfig, SeedConfig
 
 
@@ -31,7 +31,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, SeedConfig, PublicListenConfi
         "longest time between two tokens of a request while steps also compute prompts, in milliseconds; 0: no limit "
         "(default: 50, or twice the time of a step without prompts; longer in bursts of short prompts)",
         group="scheduling",
-        valid=NOT_NEGATIVE,
+        valid=Range(minimum=0, maximum=3_600_000),
     )
     max_num_partial_prefills: int = flag(
         4, "maximum number of prompts that are computed in pieces at the same time", group="scheduling", valid=POSITIVE
@@ -84,7 +84,7 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, SeedConfig, PublicListenConfi
         "longest expected wait of a request before its prompt is computed, in seconds; beyond, it is refused at once "
         "with RESOURCE_EXHAUSTED / 429 and a time to retry; 0: no limit",
         group="scheduling",
-        valid=NOT_NEGATIVE,
+        valid=SECONDS,
     )
     disable_log_stats: bool = flag(False, "leave out the line about the load every ten seconds", group="observability")
     placement: str = flag(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pagewire.config.fields import NOT_NEGATIVE, PORT, POSITIVE, Range, flag
+from pagewire.config.fields import PORT, SECONDS, Range, flag
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 # For a stack that only its own program reaches.
@@ -58,14 +58,14 @@ class ServiceConfig(TlsConfig):
         "seconds after SIGTERM in which running requests may finish; the rest continues in another process of the "
         "service, or ends with 503 / UNAVAILABLE",
         group="recovery",
-        valid=NOT_NEGATIVE,
+        valid=SECONDS,
     )
     hang_timeout: float = flag(
         8.0,
         "seconds without progress, beyond the expected time of a step, after which a hung process is replaced; 0: "
         "never",
         group="recovery",
-        valid=NOT_NEGATIVE,
+        valid=SECONDS,
     )
 
     cpu_bind: str | None = flag(
@@ -118,7 +118,7 @@ class KeysConfig(ServiceConfig):
         "seconds after SIGTERM in which new requests are still accepted while readiness probes fail, so that load "
         "balancers notice; --shutdown-timeout starts afterwards",
         group="recovery",
-        valid=NOT_NEGATIVE,
+        valid=SECONDS,
     )
 
     @property
@@ -169,7 +169,7 @@ class RecoveryConfig:
         120.0,
         "seconds to wait for a neighbor service that died, before its requests end with UNAVAILABLE",
         group="recovery",
-        valid=NOT_NEGATIVE,
+        valid=SECONDS,
     )
 
 
@@ -214,12 +214,12 @@ class BatchConfig:
         None,
         "maximum number of requests that run at once (default: 128 on CPU, 256 on CUDA)",
         group="scheduling",
-        valid=POSITIVE,
+        valid=Range(minimum=1, maximum=65536),
     )
     max_num_batched_tokens: int | None = flag(
         None,
         "maximum number of tokens per step (default: 2048 on CPU, 8192 on CUDA)",
         group="scheduling",
         kind="size",
-        valid=POSITIVE,
+        valid=Range(minimum=1, maximum=2**20),
     )

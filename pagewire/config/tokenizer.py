@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.fields import POSITIVE, Range, flag
+from pagewire.config.fields import POSITIVE, POSITIVE_SECONDS, PROCESSES, flag
 from pagewire.config.shared import ModelConfigFlags, PublicListenConfig, RecoveryConfig, SeedConfig
 
 
@@ -129,7 +129,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListen
         None, "directory from which images may be read by file: URLs (default: none)", group="images"
     )
     media_fetch_timeout: float = flag(
-        10.0, "longest time to fetch an image, in seconds", group="images", valid=Range(above=0)
+        10.0, "longest time to fetch an image, in seconds", group="images", valid=POSITIVE_SECONDS
     )
     max_image_bytes: int = flag(
         20 * 1024**2, "largest encoded image; suffixes as in 1MiB", group="images", kind="size", valid=POSITIVE
@@ -146,7 +146,7 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListen
         kind="json",
     )
     tokenizer_pool_size: int | None = flag(
-        None, "tokenizer workers (default: by the number of cores)", group="tokenizer", valid=POSITIVE
+        None, "tokenizer workers (default: by the number of cores)", group="tokenizer", valid=PROCESSES
     )
     tokenizer_pool_type: str = flag(
         "thread",
@@ -164,5 +164,5 @@ class TokenizerConfig(ModelConfigFlags, RecoveryConfig, SeedConfig, PublicListen
         30.0,
         "longest time to render and encode a prompt, in seconds; the worker is replaced then",
         group="tokenizer",
-        valid=Range(above=0),
+        valid=POSITIVE_SECONDS,
     )

@@ -23,20 +23,24 @@ from pagewire.config.speculation import Speculation
 from pagewire.config.values import drafts as of_drafts
 from pagewire.config.values import executor as of_executor
 from pagewire.config.values import gateway as of_gateway
+from pagewire.config.values import memory as of_memory
 from pagewire.config.values import tokenizer as of_tokenizer
+from pagewire.config.values.texts import addresses
 from pagewire.errors import StartupError
 from pagewire.files.models import check_name, is_of_hub
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.files.writing import check_directory
 from pagewire.flags import ports
+from pagewire.flags.costs import kv_bytes_per_token
 from pagewire.flags.model_facts import ModelFacts, facts_of
-from pagewire.process import binding, local_executors
+from pagewire.process import binding, cgroup, local_executors
 from pagewire.process.socket_directory import check_socket_directory, socket_names
 
 
 def check(config: ServiceConfig) -> None:
     """Checks a configuration on this machine. Raises StartupError for the first of `refusals`."""
     for error in refusals(config, binding.usable_cpus(), binding.nodes()):
+        error.exit_code = 2
         raise error
 
 
@@ -55,6 +59,7 @@ def refusals(
         return binding.places(config, len(names), usable, of_nodes) if names else None
 
     checks: list[Callable[[], object]] = [place, lambda: _check_certificates(config)]
+    checks.append(lambda: _check_neighbors(config))
     if isinstance(config, KeysConfig):
         checks += [lambda: _check_keys(config), lambda: _check_tenants(config)]
     if isinstance(config, GatewayConfig):
@@ -62,7 +67,7 @@ def refusals(
     if isinstance(config, TokenizerConfig):
         checks += [lambda: _check_text(config), lambda: _check_images(config)]
     if isinstance(config, TokenizerConfig | ExecutorConfig):
-        checks.append(lambda: check_name(config.model, config.revision, config.accept_license))
+        checks.append(lambda: _check_name("--model", config.model, config.revision, config.accept_license))
     if isinstance(config, ExecutorConfig):
         checks += [lambda: _check_executor(config), lambda: _check_drafts(config), lambda: _check_model(config)]
     if isinstance(config, ServeConfig):
@@ -74,6 +79,13 @@ def refusals(
             yield error
 
 
+def _check_name(flag: str, model: str, revision: str | None, accepted_license: str | None) -> None:
+    try:
+        check_name(model, revision, accepted_license)
+    except StartupError as error:
+        raise StartupError(f"{flag}: {error}") from error
+
+
 def _check_certificates(config: ServiceConfig) -> None:
     if getattr(config, "url", None):
         return  # they are for the server at this URL
@@ -81,6 +93,16 @@ def _check_certificates(config: ServiceConfig) -> None:
         from pagewire.wire.tls import certificates_of  # deferred: most commands have no certificates
 
         certificates_of(config)
+
+
+def _check_neighbors(config: ServiceConfig) -> None:
+    for name in ("tokenizer", "scheduler", "executor"):
+        address = getattr(config, f"{name}_address", None)
+        if address is not None and getattr(config, f"{name}_discovery") != "file":
+            try:
+                addresses(address)
+            except ValueError as error:
+                raise StartupError(f"--{name}-address: expected {error}, got {address!r:.200}") from error
 
 
 def _check_keys(config: KeysConfig) -> None:
@@ -118,7 +140,7 @@ def _check_text(config: TokenizerConfig) -> None:
         raise StartupError("--tokenizer-revision needs --tokenizer; --revision selects the revision of the model")
     # A directory with a tokenizer need not have a model.
     if config.tokenizer and (config.tokenizer_revision is not None or not Path(config.tokenizer).expanduser().exists()):
-        check_name(config.tokenizer, config.tokenizer_revision, config.accept_license)
+        _check_name("--tokenizer", config.tokenizer, config.tokenizer_revision, config.accept_license)
     if config.served_model_name is not None:
         of_tokenizer.served_names(config.served_model_name)
     if config.chat_template:
@@ -159,9 +181,16 @@ def _check_drafts(config: ExecutorConfig) -> None:
         if config.quantization != "none" and facts is not None and 0 < facts.most_bits <= bits:
             raise StartupError(model_refusals.of_copy(bits))
     elif drafts.model:
-        check_name(drafts.model, drafts.revision or None, config.accept_license)
+        _check_name(_draft_flag(config), drafts.model, drafts.revision or None, config.accept_license)
     if facts is not None and facts.has_state and not config.hf_overrides:
         raise StartupError(of_drafts.of_state(facts.architecture))
+
+
+def _draft_flag(config: ExecutorConfig) -> str:
+    """Returns the flag that names the draft model."""
+    if config.spec_model or config.speculative_model:
+        return "--spec-model" if config.spec_model else "--speculative-model"
+    return "--speculative-config"
 
 
 def _facts(config: ExecutorConfig) -> ModelFacts | None:
@@ -170,7 +199,10 @@ def _facts(config: ExecutorConfig) -> ModelFacts | None:
 
 def _check_model(config: ExecutorConfig) -> None:
     """Checks what follows from the model's files, if they are on this machine and no flag replaces what they say."""
-    if (facts := _facts(config)) is None:
+    facts = _facts(config)
+    if not runs_on_cuda(config.device) and config.distributed_executor_backend != "ray":
+        _raise_first(_of_memory(config, facts, cgroup.free_memory()))
+    if facts is None:
         return
     _raise_first(_of_files(config, facts))
     if config.model_impl == "transformers":
@@ -191,6 +223,16 @@ def _of_files(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]
         yield of_executor.of_load_format(facts.path, config.load_format)
     if facts.path.suffix == ".gguf" and config.hf_overrides and json_object.loads(config.hf_overrides):
         yield of_executor.of_overrides(facts.path)
+
+
+def _of_memory(config: ExecutorConfig, facts: ModelFacts | None, available: int) -> Iterator[str | None]:
+    """Yields what the memory of this machine refuses: the sentence, or None. available: bytes."""
+    length = config.max_model_len or (0 if facts is None else facts.max_len)
+    yield of_memory.of_rows(*of_executor.step_limits(config, on_cuda=False), length, available)
+    if config.kv_cache_memory_bytes is not None:
+        yield of_memory.of_large_cache(config.kv_cache_memory_bytes, available)
+        per_token = 0 if facts is None or config.num_gpu_blocks_override else kv_bytes_per_token(config, facts)
+        yield of_memory.of_small_cache(config.kv_cache_memory_bytes, per_token // config.num_ranks, length)
 
 
 def _of_model(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]:

@@ -8,6 +8,7 @@ import typing
 from typing import Any
 
 from pagewire.config import json_object
+from pagewire.config.values.texts import FORM_OF, FORMS, LONGEST_PATH
 from pagewire.flags.names import base_type, is_list
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])|([KMGT])(?:iB?)?)?")
@@ -75,25 +76,38 @@ def host(text: str, source: str) -> str:
     """Returns the name or the address of a host, without the brackets of a URL. Raises UsageError."""
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
-    try:
-        text.encode("idna")
-    except UnicodeError as error:
-        raise UsageError(f"{source}: expected the name or the address of a host, got {text!r:.200}") from error
+    _check_form("host", text, source)
     return text
 
 
+def _check_form(kind: str, text: str, source: str) -> None:
+    """Raises UsageError for a text that is not of its kind."""
+    try:
+        FORMS[kind](text)
+    except ValueError as error:
+        raise UsageError(f"{source}: expected {error}, got {text!r:.200}") from error
+
+
 def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
-    choices = field.metadata["choices"]
+    choices, kind = field.metadata["choices"], field.metadata["kind"] or FORM_OF.get(field.name, "")
     if choices and text not in choices:
         if text.lower() in choices:  # AWQ, as tutorials write it
             return text.lower()
-        raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r}")
-    if field.metadata["kind"] == "json" and text:
+        raise UsageError(f"{source}: expected one of {', '.join(choices)}, got {text!r:.200}")
+    if not text and field.default == "":
+        return text
+    if not text.strip() and not field.metadata["secret"] and kind != "host":
+        raise UsageError(f"{source}: expected a value that is not empty, got {text!r}; leave it out for the default")
+    if len(text.encode()) > LONGEST_PATH and kind in FORMS and not field.metadata["secret"]:
+        raise UsageError(f"{source}: expected a text of at most {LONGEST_PATH} bytes, got {text!r:.100} and more")
+    if kind == "json":
         json_value(text, source)
-    if field.metadata["kind"] == "texts":
+    if kind == "texts":
         _texts(text, source)
-    if field.metadata["kind"] == "host":
+    if kind == "host":
         text = host(text, source)
+    elif kind in FORMS:
+        _check_form(kind, text, source)
     parts = text.split(",") if field.metadata["takes"] == "words" else [text]
     if field.metadata["secret"] and any(not part or part != part.strip() for part in parts):
         # An empty secret would protect nothing, and HTTP drops spaces around the value of a header.
@@ -117,5 +131,5 @@ def _number(field: dataclasses.Field[Any], text: str, source: str) -> Any:
         values = ()
     if not values or (valid is not None and not all(value in valid for value in values)):
         expected = (f"{kind}s separated by commas" if several else f"a {kind}") + (f" ({valid})" if valid else "")
-        raise UsageError(f"{source}: expected {expected}, got {text!r}")
+        raise UsageError(f"{source}: expected {expected}, got {text!r:.200}")
     return values if several else values[0]

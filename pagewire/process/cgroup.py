@@ -41,6 +41,13 @@ def available_memory(mount: Path = _MOUNT, own: Path = _SELF) -> int | None:
     return min(available, default=None)
 
 
+def free_memory() -> int:
+    """Returns the bytes that are available without swapping, within the limit of this container or unit."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available, limited = int(fields["MemAvailable"].split()[0]) * 1024, available_memory()
+    return available if limited is None else min(available, limited)
+
+
 def _inactive_file(group: Path) -> int:
     fields = dict(line.split(" ", 1) for line in (_read(group / "memory.stat") or "").splitlines())
     # Version 1 includes the groups below only in its totals.

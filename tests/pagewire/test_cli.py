@@ -85,8 +85,6 @@ def test_wrong_usage_exits_with_2(argv: list[str], message: str) -> None:
         (["bench", "spec", "--methods", ","], "--methods: nothing to compare"),
         (["bench", "plot", "no-such.json"], "no-such.json: cannot be read as JSON"),
         (["bench", "serve", "--base-url", "ftp://x"], "--base-url: expected http://host:port"),
-        (["serve", "no-such-model", "--port=0"], "no model 'no-such-model'"),
-        (["serve", "/no/such.gguf", "--port=0"], "/no/such.gguf"),
         (["scheduler", "--listen", "unix:/no/such/folder/x.sock"], "cannot listen on unix:/no/such/folder/x.sock"),
     ],
 )
@@ -94,6 +92,13 @@ def test_failures_exit_with_1_and_say_why(argv: list[str], message: str) -> None
     result = pagewire_command(*argv)
     assert result.returncode == 1
     assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "/no/such.gguf"])
+def test_serve_refuses_a_wrong_model_as_wrong_usage(model: str) -> None:
+    result = pagewire_command("serve", model, "--port=0")
+    assert result.returncode == 2
+    assert f"--model: no model '{model}'" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_serve_refuses_a_port_in_use(smollm2_gguf: Path) -> None:

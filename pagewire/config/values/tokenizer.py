@@ -9,6 +9,7 @@ _FLAG = "--structured-outputs-config"
 # Keys of vLLM's that change nothing: one engine serves all forms, so it has no backends to choose from or to fall back
 # on, and objects have no properties besides those of their schema anyway.
 _IGNORED = ("backend", "disable_fallback", "disable_additional_properties")
+_BACKENDS = ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
 _REFUSED = {
     "enable_in_reasoning": "a form begins after the reasoning",
     "reasoning_parser_plugin": "code from outside is not loaded",
@@ -28,6 +29,11 @@ def disables_whitespace(text: str | None) -> bool:
         raise StartupError(f"{_FLAG} has unknown keys: {', '.join(unknown)}; known are {known}")
     if refused := next((key for key in _REFUSED if content.get(key)), None):
         raise StartupError(f"{_FLAG}: {refused} is not supported: {_REFUSED[refused]}")
+    if (backend := content.get("backend", "auto")) not in _BACKENDS:
+        raise StartupError(
+            f"{_FLAG}: backend {backend!r:.200} is none of vLLM's ({', '.join(_BACKENDS)}); leave it out: one engine "
+            "serves all forms"
+        )
     if not isinstance(value := content.get(_WHITESPACE, False), bool):
         raise StartupError(f"{_FLAG}: {_WHITESPACE} is {value!r}; it must be true or false")
     return value

@@ -6,7 +6,6 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,12 +42,7 @@ def mib(num_bytes: int) -> str:
     return f"{num_bytes / 1024**2:.1f} MiB"
 
 
-def available_cpu_bytes() -> int:
-    """Returns the memory that is available without swapping, within the limit of this container or unit."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limited = cgroup.available_memory()
-    return available if limited is None else min(available, limited)
+available_cpu_bytes = cgroup.free_memory
 
 
 def cuda_memory(device: torch.device) -> DeviceMemory:

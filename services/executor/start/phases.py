@@ -24,7 +24,7 @@ class Phases:
         started = time.perf_counter()
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemoryError(
                 f"the device ran out of memory at start ({name.replace('_', ' ')}): lower --max-num-batched-tokens, "
                 f"--max-num-seqs or --gpu-memory-utilization ({error})"

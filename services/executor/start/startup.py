@@ -12,6 +12,7 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.values import executor as values
+from pagewire.config.values import memory as of_memory
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
@@ -204,6 +205,8 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
             max_len,
         )
         max_len = max_tokens
+    if refused := of_memory.of_rows(max_num_seqs, max_tokens, max_len, memory.available_bytes(device)):
+        raise memory.OutOfMemoryError(refused)
     return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pagewire import config, flags
 from pagewire.config import ExecutorConfig, GatewayConfig, SchedulerConfig, ServeConfig, TokenizerConfig
 from pagewire.config.fields import Range
+from pagewire.config.values.texts import FORM_OF
 from pagewire.tools.batch.config import BatchCommandConfig
 from pagewire.tools.doctor.command import DoctorConfig
 from pagewire.tools.terminal.run import RunConfig
@@ -214,8 +215,25 @@ def field_values(field: dataclasses.Field[Any], type_: Any) -> st.SearchStrategy
         if field.metadata["kind"] == "json":
             values = st.dictionaries(values, values).map(json.dumps)
         if field.metadata["kind"] == "host":
-            values = st.sampled_from(["", "0.0.0.0", "::", "::1", "localhost", "a.example", "bücher.example"])
+            values = st.sampled_from(["0.0.0.0", "::", "::1", "localhost", "a.example", "bücher.example"])
+        if field.metadata["secret"]:
+            values = values.filter(str.isprintable)
+        elif form := FORM_OF.get(field.name):
+            values = st.sampled_from(VALUES[form])
+        else:
+            values = values.filter(str.strip)
     return values | st.just(field.default)
+
+
+# Texts by form.
+VALUES = {
+    "path": ["/a b/ü", "a.gguf", "owner/name", "-", "a,b"],
+    "addresses": ["unix:/a/b", "[::1]:1", "a.example:80,b:81"],
+    "url": ["http://a:1/b", "https://a", "a:4317"],
+    "hosts": ["*", "a.example,b"],
+    "cluster": ["local", "a:1"],
+    "name": ["a", "-x", "a=b c", "0-3|4"],
+}
 
 
 @st.composite
