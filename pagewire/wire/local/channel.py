@@ -8,7 +8,7 @@ from weakref import WeakSet
 import grpc
 from google.rpc.status_pb2 import Status
 
-from pagewire.wire.local.pipe import END, MESSAGE, Pipe
+from pagewire.wire.local.pipe import END, MESSAGE, Frame, Pipe
 from pagewire.wire.status import error_details
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -134,15 +134,34 @@ class LocalCall:
             raise asyncio.CancelledError
         if self._end is None:
             frame = await pipe.read()
-            if self._is_cancelled:
-                raise asyncio.CancelledError
-            if frame is not None and frame.kind == MESSAGE:
+            if frame is not None and frame.kind == MESSAGE and not self._is_cancelled:
                 return self._deserialize(frame.data)
-            self._end = _end_of(None if frame is None else frame.data)
-            pipe.close()
-        if self._end.code() is not grpc.StatusCode.OK:
+            self._take_end(pipe, frame)
+        if self._end is not None and self._end.code() is not grpc.StatusCode.OK:
             raise self._end
         return grpc.aio.EOF
+
+    async def pass_to(self, handle: Callable[[Any], None]) -> None:
+        """Calls `handle` with each message until the end, without a wake-up of this task. Raises like read(), and what
+        `handle` raises."""
+        if (pipe := self._pipe or await self._open()) is None:
+            await pass_to(self._other, handle)
+            return
+
+        def receive(data: bytes) -> None:
+            if not self._is_cancelled:
+                handle(self._deserialize(data))
+
+        if self._end is None and not self._is_cancelled:
+            self._take_end(pipe, await pipe.pass_to(receive))
+        await self.read()  # raises a status that is an error
+
+    def _take_end(self, pipe: Pipe, frame: Frame | None) -> None:
+        """Keeps the status of a call that has ended. Raises CancelledError after cancel()."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        self._end = _end_of(None if frame is None else frame.data)
+        pipe.close()
 
     async def write(self, request: Any) -> None:
         """Sends a message, and waits while the server does not keep up. Raises InvalidStateError after the end;
@@ -174,6 +193,16 @@ class LocalCall:
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not grpc.aio.EOF:
             yield message
+
+
+async def pass_to(call: Any, handle: Callable[[Any], None]) -> None:
+    """Calls `handle` with each further message of a call with two streams, until its end. Raises like its read(), and
+    what `handle` raises."""
+    if isinstance(call, LocalCall):
+        await call.pass_to(handle)
+        return
+    while (message := await call.read()) is not grpc.aio.EOF:
+        handle(message)
 
 
 def _break_off(connecting: asyncio.Task[Any]) -> None:

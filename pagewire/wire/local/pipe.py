@@ -50,12 +50,14 @@ class Pipe(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._has_refused = False
+        self._handle: Callable[[bytes], None] | None = None
+        self._failure: Exception | None = None  # of _handle
         self.is_lost = False
 
     async def read(self) -> Frame | None:
         """Returns the next frame; None once the connection has ended."""
         while not self._frames:
-            if self.is_lost:
+            if self.is_lost or self._failure is not None:
                 return None
             await self.wait()
         first = self._frames.popleft()
@@ -65,9 +67,25 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
         return first
 
+    async def pass_to(self, handle: Callable[[bytes], None]) -> Frame | None:
+        """Calls `handle` with each message, in the callback of the event loop that receives it: waking a task for each
+        costs more. Returns the next frame of another kind, as read() does. Raises what `handle` raises."""
+        while self._frames and self._frames[0].kind == MESSAGE:
+            frame = await self.read()
+            assert frame is not None
+            handle(frame.data)
+        self._handle = handle
+        try:
+            frame = await self.read()
+        finally:
+            self._handle = None
+        if self._failure is not None:
+            raise self._failure
+        return frame
+
     async def wait(self) -> None:
         """Returns when there is a frame to read, or the connection has ended."""
-        while not self._frames and not self.is_lost:
+        while not self._frames and not self.is_lost and self._failure is None:
             self._arrival.clear()
             await self._arrival.wait()
 
@@ -113,7 +131,7 @@ class Pipe(asyncio.Protocol):
         if not partial and len(data) >= _HEAD.size:  # mostly, one frame arrives at a time
             size, kind = _HEAD.unpack_from(data)
             if len(data) == _HEAD.size + size <= _HEAD.size + self._max_bytes:
-                self._add(Frame(kind, data[_HEAD.size :]))
+                self._add(kind, data[_HEAD.size :])
                 return
         partial += data
         while len(partial) >= start + _HEAD.size:
@@ -125,13 +143,20 @@ class Pipe(asyncio.Protocol):
             if len(partial) < start + size:
                 start -= _HEAD.size
                 break
-            self._add(Frame(kind, bytes(partial[start : start + size])))
+            self._add(kind, bytes(partial[start : start + size]))
             start += size
         del partial[:start]
 
-    def _add(self, arrived: Frame) -> None:
-        self._frames.append(arrived)
-        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(arrived.data)
+    def _add(self, kind: int, data: bytes) -> None:
+        if self._handle is not None and kind == MESSAGE:
+            try:
+                self._handle(data)
+            except Exception as error:
+                self._handle, self._failure = None, error
+                self._arrival.set()
+            return
+        self._frames.append(Frame(kind, data))
+        was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(data)
         if self._num_unread > _MAX_UNREAD and not was_paused and self._transport is not None:
             self._transport.pause_reading()
         self._arrival.set()
@@ -141,7 +166,7 @@ class Pipe(asyncio.Protocol):
         status = Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=message)
         self._has_refused = True
         self._partial = bytearray()
-        self._add(Frame(REFUSED, status.SerializeToString()))
+        self._add(REFUSED, status.SerializeToString())
         if self._transport is not None:
             self._transport.pause_reading()
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from pagewire.wire.local.channel import pass_to
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.pings import Pings
 from pagewire.wire.streams.stream_end import StreamEnd
@@ -40,7 +41,7 @@ class OpenCall(Protocol[In, Out]):
 
 
 class LinkOwner(Protocol[Out, In]):
-    """The user of a Link, which sends Out and receives In. All calls come from the Link's own task, one at a time."""
+    """The user of a Link, which sends Out and receives In. All calls come one at a time, on the event loop."""
 
     async def on_connect(self, send: Callable[[Out], Awaitable[None]]) -> bool | None:
         """Handles a new stream; messages on earlier streams no longer count. May send at once.
@@ -123,12 +124,12 @@ class Link(Generic[Request, Response]):
             if _is_cancelled():
                 raise asyncio.CancelledError
             message = await _in_a_task(call.read())
-            while message is not grpc.aio.EOF:
-                was_up = self._has_received = True
-                if pinging is None and self._pings is not None:
+            if message is not grpc.aio.EOF:
+                was_up = True
+                if self._pings is not None:
                     pinging = asyncio.create_task(self._break_if_silent(call, self._pings), name=f"{self._name} pings")
-                self._owner.on_message(message)
-                message = await call.read()
+                self._on_message(message)
+                await pass_to(call, self._on_message)
         except grpc.aio.AioRpcError as error:
             end = StreamEnd.of(error)
         except asyncio.CancelledError:
@@ -153,6 +154,10 @@ class Link(Generic[Request, Response]):
         else:
             logger.debug("no stream to the %s now (%s)", self._name, end.text)
         return was_up
+
+    def _on_message(self, message: Response) -> None:
+        self._has_received = True
+        self._owner.on_message(message)
 
     async def _break_if_silent(self, call: BidiCall[Request, Response], pings: Pings) -> None:
         self._break_off(call, await pings.until_silent(self._take_received, self._on_ping))
