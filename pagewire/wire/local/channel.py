@@ -173,6 +173,14 @@ class LocalCall:
             raise asyncio.InvalidStateError("the stream has ended")
         await pipe.write(MESSAGE, self._serialize(request))
 
+    def post(self, request: Any) -> bool:
+        """Sends a message at once, without a wait. Returns False where only write() can; after the end, drops it."""
+        if self._pipe is None:
+            return False
+        if self._end is None and not self._is_cancelled:
+            self._pipe.post(MESSAGE, self._serialize(request))
+        return True
+
     async def done_writing(self) -> None:
         """Tells the server that no message follows."""
         if (pipe := await self._open()) is None:

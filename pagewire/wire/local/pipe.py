@@ -91,10 +91,14 @@ class Pipe(asyncio.Protocol):
 
     async def write(self, kind: int, data: bytes) -> None:
         """Sends a frame, and waits while the other side does not keep up. Does nothing after the end."""
+        self.post(kind, data)
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def post(self, kind: int, data: bytes) -> None:
+        """Sends a frame without a wait. Does nothing after the end."""
         if self._transport is not None and not self.is_lost:
             self._transport.write(frame(kind, data))
-            if not self._writable.is_set():
-                await self._writable.wait()
 
     def duplicate(self) -> socket.socket | None:
         """Returns another socket of the connection, for the caller to close; None after the end."""

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from pagewire.wire.local.channel import pass_to
+from pagewire.wire.local.channel import LocalCall, pass_to
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.pings import Pings
 from pagewire.wire.streams.stream_end import StreamEnd
@@ -74,6 +74,7 @@ class Link(Generic[Request, Response]):
         self._owner = owner
         self._call: BidiCall[Request, Response] | None = None
         self._write_lock = asyncio.Lock()
+        self._sending = set[asyncio.Task[None]]()
         self._pings, self._on_ping = pings, on_ping
         self._has_received = False
         self._why_broken: str | None = None  # by this side
@@ -96,6 +97,14 @@ class Link(Generic[Request, Response]):
                 if _is_cancelled():
                     raise
                 logger.debug("write to %s failed: the stream has ended", self._name)
+
+    def post(self, message: Request) -> None:
+        """Sends a message like send(), without a wait for the other side: for few messages that it has not answered."""
+        if isinstance(self._call, LocalCall) and self._call.post(message):
+            return
+        sending = asyncio.create_task(self.send(message))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
 
     def start_over(self, reason: str) -> None:
         """Breaks the stream, if there is one; a new one follows at once."""

@@ -89,9 +89,9 @@ class ExecutorClient:
     async def run(self) -> None:
         await self._link.run()
 
-    async def send(self, step: ScheduledStep, traces: Sequence[Trace]) -> None:
+    def send(self, step: ScheduledStep, traces: Sequence[Trace]) -> None:
         """Sends a step, in the order of calls. traces: parallel to step.new_requests."""
-        await self._link.send(convert.from_step(step, traces))
+        self._link.post(convert.from_step(step, traces))
 
     async def compile(self, grammar: Grammar) -> None:
         """Compiles a grammar on the executor. Raises grpc.aio.AioRpcError; INVALID_ARGUMENT has the error in the

@@ -71,8 +71,9 @@ class ReplicaDriver:
         self._listener = listener
         self._stats = statistics
         self.client = ExecutorClient(channel, address, term, self, hang_timeout)
-        self._work = asyncio.Event()  # set when there may be a step to decide
-        self._timer: asyncio.TimerHandle | None = None  # sets `_work` when a step is due
+        self._failure: asyncio.Future[None] | None = None  # of a decision, while the driver runs
+        self._is_woken = False
+        self._timer: asyncio.TimerHandle | None = None  # wakes it when a step is due
 
     @property
     def has_executor(self) -> bool:
@@ -83,35 +84,45 @@ class ReplicaDriver:
         self._replica.is_leaving = self._is_ending or self.is_unlisted
 
     def wake(self) -> None:
-        """Makes the driver look for a step to decide."""
-        self._work.set()
+        """Makes the driver look for a step to decide, soon."""
+        if not self._is_woken and self._failure is not None:
+            self._is_woken = True
+            self._failure.get_loop().call_soon(self._on_woken)
 
     async def run(self) -> None:
         """Connects to the executor, and sends steps until cancelled."""
+        self._failure = asyncio.get_running_loop().create_future()
+        self.wake()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.client.run(), name="executor-client")
-                tasks.create_task(self._send_steps(), name="executor-steps")
+                await self._failure
         finally:
+            self._failure = None
             self._stop_timer()
 
-    async def _send_steps(self) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while not self._holds_back():
-                self._listener.before_step()
-                start = time.perf_counter()
-                step = self._scheduler.schedule(self._replica)
-                self._listener.on_decision(self._replica, step)
-                if step is None:
-                    break
-                schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
-                self._replica.pacer.on_sent(self._replica.expected_seconds(step), time.monotonic())
-                self._stats.on_step(self._replica, num_tokens, schedule_seconds)
-                await self.client.send(step, self._listener.on_step(self._replica, step))
-                if not self._replica.can_schedule:
-                    break
+    def _on_woken(self) -> None:
+        self._is_woken = False
+        if self._failure is not None and not self._failure.done():
+            try:
+                self._send_steps()
+            except Exception as error:
+                self._failure.set_exception(error)
+
+    def _send_steps(self) -> None:
+        while not self._holds_back():
+            self._listener.before_step()
+            start = time.perf_counter()
+            step = self._scheduler.schedule(self._replica)
+            self._listener.on_decision(self._replica, step)
+            if step is None:
+                return
+            schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
+            self._replica.pacer.on_sent(self._replica.expected_seconds(step), time.monotonic())
+            self._stats.on_step(self._replica, num_tokens, schedule_seconds)
+            self.client.send(step, self._listener.on_step(self._replica, step))
+            if not self._replica.can_schedule:
+                return
 
     def _holds_back(self) -> bool:
         """Returns whether the next step should be decided later, and sets a timer for that time."""
@@ -119,7 +130,7 @@ class ReplicaDriver:
         seconds = self._replica.pacer.hold(time.monotonic())
         if seconds == 0:
             return False
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._work.set)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.wake)
         return True
 
     def _stop_timer(self) -> None:
