@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pagewire.telemetry.loop_histogram import LoopHistogram
+from pagewire.telemetry.loop_histogram import LoopCounter, LoopHistogram
 from pagewire.telemetry.metrics import GENAI_DURATION_BUCKETS, GENAI_LABELS, LATENCY_BUCKETS
 from pagewire.telemetry.recent import Latencies
 
@@ -39,7 +39,7 @@ IMAGE_TIME = Histogram(
 )
 
 REQUESTS_IN_FLIGHT = Gauge(_P + "tokenizer_requests_in_flight", "Requests of this service at the scheduler")
-DETOKENIZED_TOKENS = Counter(_P + "detokenized_tokens", "Output tokens turned into text")
+DETOKENIZED_TOKENS = LoopCounter(_P + "detokenized_tokens", "Output tokens turned into text")
 STOP_STRING_HITS = Counter(_P + "stop_string_hits", "Requests ended by a stop string")
 RESUBMISSIONS = Counter(_P + "tokenizer_resubmissions", "Requests sent again after the stream to the scheduler broke")
 UNREAD_CANCELLATIONS = Counter(

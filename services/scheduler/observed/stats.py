@@ -10,7 +10,7 @@ from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.services.scheduler.observed.tenant_stats import TENANTS
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import StepClock
-from pagewire.telemetry.loop_histogram import LoopHistogram
+from pagewire.telemetry.loop_histogram import LoopCounter, LoopHistogram
 from pagewire.telemetry.metrics import LATENCY_BUCKETS, TOKEN_BUCKETS
 from pagewire.telemetry.recent import Rate
 
@@ -35,7 +35,7 @@ PROMPT_TOKENS_BY_SOURCE = Counter(
     "Prompt tokens of admitted requests: computed (local_compute) or found in the prefix cache (local_cache_hit)",
     ["source"],
 )
-GENERATION_TOKENS = Counter("pagewire:generation_tokens", "Tokens generated")
+GENERATION_TOKENS = LoopCounter("pagewire:generation_tokens", "Tokens generated")
 REQUEST_SUCCESS = Counter("pagewire:request_success", "Requests that ended, by reason", ["finished_reason"])
 REFUSALS = Counter(
     "pagewire:requests_refused",
@@ -61,8 +61,8 @@ CONDEMNED = Counter(
 )
 RECOVERIES = Counter("pagewire:recoveries", "Times an executor was lost")
 WEIGHTS_REPLACED = Counter("pagewire:weights_replaced", "Times the weights of all executors were replaced")
-STEPS = Counter("pagewire:steps", "Steps sent to the executor")
-LATE_STEPS = Counter("pagewire:late_steps", "Steps decided too late, so that the device waited for them")
+STEPS = LoopCounter("pagewire:steps", "Steps sent to the executor")
+LATE_STEPS = LoopCounter("pagewire:late_steps", "Steps decided too late, so that the device waited for them")
 STEP_LEAD = Gauge(
     "pagewire:step_lead_seconds",
     "Seconds between the decision of a step and the expected end of the long step before it",

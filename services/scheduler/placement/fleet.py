@@ -83,7 +83,8 @@ class Fleet:
     def on_result(self, replica: Replica, outputs: Outputs) -> None:
         if self.best_known is None or replica.costs.num_steps > self.best_known.costs.num_steps:
             self.best_known = replica
-        self.note(replica)
+        if outputs.ends or outputs.refused:
+            self.note(replica)
 
     # -- places ------------------------------------------------------------------------------------------------------
 

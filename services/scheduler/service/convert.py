@@ -108,7 +108,7 @@ def from_outputs(outputs_by_id: Mapping[int, RequestOutput]) -> scheduler_link_p
         request_ids=outputs_by_id,
         num_tokens=[len(output.token_ids) for output in outputs],
         token_ids=[token_id for output in outputs for token_id in output.token_ids],
-        finish_reasons=[_finish_reason(output) for output in outputs],
+        finish_reasons=[output.finish_reason or 0 for output in outputs],  # type: ignore[misc]
         cached_tokens=[output.num_cached_tokens for output in outputs],
     )
     for i, output in enumerate(outputs):
@@ -219,21 +219,23 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
 
 def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2.StepRequest:
     """Returns the message of a step. traces: parallel to step.new_requests; empty if none of them is traced."""
-    rare = {
-        "finished_request_ids": step.finished_request_ids,
-        "new_requests": [from_new_request(new) for new in step.new_requests],
-        "new_block_ids": step.new_block_ids,
-        "traceparents": [one.traceparent for one in traces] if any(one.traceparent for one in traces) else (),
-        "tracestates": [one.tracestate for one in traces] if any(one.tracestate for one in traces) else (),
-        "num_draft_tokens": step.num_draft_tokens,
-    }
-    return executor_pb2.StepRequest(
+    message = executor_pb2.StepRequest(
         step_id=step.step_id,
         request_ids=step.request_ids,
         num_scheduled_tokens=step.num_scheduled_tokens,
         num_new_blocks=step.num_new_blocks,
-        **{name: values for name, values in rare.items() if values},  # type: ignore[arg-type]
+        new_block_ids=step.new_block_ids,
+        finished_request_ids=step.finished_request_ids,
     )
+    if step.drafts_of:
+        message.num_draft_tokens.extend(step.num_draft_tokens)
+    if step.new_requests:
+        message.new_requests.extend(map(from_new_request, step.new_requests))
+        if any(one.traceparent for one in traces):
+            message.traceparents.extend(one.traceparent for one in traces)
+        if any(one.tracestate for one in traces):
+            message.tracestates.extend(one.tracestate for one in traces)
+    return message
 
 
 def to_step_result(message: executor_pb2.StepResult) -> StepResult:

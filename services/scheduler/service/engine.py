@@ -261,7 +261,8 @@ class Engine:
         self._delivery.deliver_soon(outputs)
         if self.weights.is_under_way:
             self.weights.notify()
-        self.executors.on_progress()
+        if not replica.num_running:
+            self.executors.on_progress()
         self._stats.on_result(len(outputs.token_ids), clock)
 
     def on_lost(self, replica: Replica, loss: Loss, reason: str) -> None:

@@ -8,6 +8,8 @@ from pagewire.services.scheduler.values.images import MAX_STEP_IMAGE_BYTES, NO_I
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
+_NONE_OR_ONE = frozenset((0, 1))
+
 
 class InvalidResult(Exception):
     """Raised for a result that does not match its step."""
@@ -112,13 +114,14 @@ class ScheduledStep:
         if result.step_id != self.step_id:
             raise InvalidResult(f"the executor answered step {result.step_id} instead of step {self.step_id}")
         request_ids = [request.request_id for request in self.sampled]
-        request_ids += [request.request_id for request, _ in self.yielding]
+        if self.yielding:
+            request_ids += [request.request_id for request, _ in self.yielding]
         if result.request_ids != request_ids:
             raise InvalidResult(f"the executor answered step {self.step_id} for other requests than those of the step")
         num_tokens = result.num_tokens
         if len(num_tokens) != len(request_ids) or sum(num_tokens) != len(result.token_ids):
             raise InvalidResult(f"the columns of the answer to step {self.step_id} differ in length")
-        if num_tokens and (self.drafts_of or min(num_tokens) < 0 or max(num_tokens) > 1):
+        if self.drafts_of or not _NONE_OR_ONE.issuperset(num_tokens):
             for i, (request, num) in enumerate(zip(self.sampled, num_tokens, strict=False)):
                 if not 0 <= num <= (most := 1 + self.drafts_of.get(i, 0)):
                     raise InvalidResult(
@@ -132,7 +135,7 @@ class ScheduledStep:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes twice as long to make
 class StepResult:
     """The outcome of one step, as columns over the requests that were sampled, then those that yield a vector."""
 
@@ -155,7 +158,7 @@ class StepResult:
         return self.num_drafted[index] if self.num_drafted else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepClock:
     """The times of one step in seconds, as the executor measured them."""
 
