@@ -168,6 +168,9 @@ class SchedulerLink(
             self._on_hello(message.hello)
             return
         token_ids, start, num_taken = message.token_ids[:], 0, 0
+        # Each access makes an object, and most messages have none of these.
+        errors, vectors, versions = message.errors, message.vectors, message.weights_versions
+        has_more = errors or vectors or versions or message.prompt_logprobs or message.logprobs
         columns = zip(
             message.request_ids[:],
             message.num_tokens[:],
@@ -186,19 +189,19 @@ class SchedulerLink(
                 self.finish(request)
             else:
                 request.received += new
-            if index in message.errors:
-                request.fail(RpcError.from_message(message.errors[index]))
+            if has_more and index in errors:
+                request.fail(RpcError.from_message(errors[index]))
                 continue
-            stop_token_id = message.stop_token_ids.get(index)
-            logprobs = message.logprobs.get(index)
+            stop_token_id = message.stop_token_ids.get(index) if finish_reason else None
+            logprobs = message.logprobs.get(index) if has_more else None
             try:
-                if index in message.weights_versions:
-                    request.message.weights_version = message.weights_versions[index]
+                if has_more and index in versions:
+                    request.message.weights_version = versions[index]
                     request.listener.on_weights(request.message.weights_version)
-                if index in message.vectors:
-                    request.listener.on_vector(message.vectors[index])
+                if has_more and index in vectors:
+                    request.listener.on_vector(vectors[index])
                     continue
-                if index in message.prompt_logprobs:
+                if has_more and index in message.prompt_logprobs:
                     request.listener.on_prompt_logprobs(message.prompt_logprobs[index])
                 request.listener.on_tokens(new, finish_reason, cached_tokens, stop_token_id, logprobs)
             except Exception as error:

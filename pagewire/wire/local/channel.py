@@ -8,7 +8,7 @@ from weakref import WeakSet
 import grpc
 from google.rpc.status_pb2 import Status
 
-from pagewire.wire.local.pipe import END, MESSAGE, Frame, Pipe
+from pagewire.wire.local.pipe import END, MESSAGE, Pipe
 from pagewire.wire.status import error_details
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -134,34 +134,40 @@ class LocalCall:
             raise asyncio.CancelledError
         if self._end is None:
             frame = await pipe.read()
-            if frame is not None and frame.kind == MESSAGE and not self._is_cancelled:
+            if self._is_cancelled:
+                raise asyncio.CancelledError
+            if frame is not None and frame.kind == MESSAGE:
                 return self._deserialize(frame.data)
-            self._take_end(pipe, frame)
-        if self._end is not None and self._end.code() is not grpc.StatusCode.OK:
+            self._end = _end_of(None if frame is None else frame.data)
+            pipe.close()
+        if self._end.code() is not grpc.StatusCode.OK:
             raise self._end
         return grpc.aio.EOF
 
     async def pass_to(self, handle: Callable[[Any], None]) -> None:
-        """Calls `handle` with each message until the end, without a wake-up of this task. Raises like read(), and what
-        `handle` raises."""
+        """Calls `handle` with each message as it arrives, until read() returns the end; if it raises, the call is
+        cancelled. Returns at once if gRPC has the call."""
         if (pipe := self._pipe or await self._open()) is None:
-            await pass_to(self._other, handle)
             return
+        failures: list[Exception] = []
 
         def receive(data: bytes) -> None:
             if not self._is_cancelled:
-                handle(self._deserialize(data))
+                try:
+                    handle(self._deserialize(data))
+                except Exception as error:
+                    failures.append(error)
+                    self.cancel()
 
-        if self._end is None and not self._is_cancelled:
-            self._take_end(pipe, await pipe.pass_to(receive))
-        await self.read()  # raises a status that is an error
+        await pipe.pass_to(receive)
+        for failure in failures:
+            raise failure
 
-    def _take_end(self, pipe: Pipe, frame: Frame | None) -> None:
-        """Keeps the status of a call that has ended. Raises CancelledError after cancel()."""
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        self._end = _end_of(None if frame is None else frame.data)
-        pipe.close()
+    def post(self, request: Any) -> bool:
+        """Sends a message without a wait, or drops it after the end. Returns False if only write() can send it."""
+        if self._pipe is not None and self._end is None and not self._is_cancelled:
+            self._pipe.post(MESSAGE, self._serialize(request))
+        return self._pipe is not None
 
     async def write(self, request: Any) -> None:
         """Sends a message, and waits while the server does not keep up. Raises InvalidStateError after the end;
@@ -172,14 +178,6 @@ class LocalCall:
         if self._end is not None or self._is_cancelled or pipe.is_lost:
             raise asyncio.InvalidStateError("the stream has ended")
         await pipe.write(MESSAGE, self._serialize(request))
-
-    def post(self, request: Any) -> bool:
-        """Sends a message at once, without a wait. Returns False where only write() can; after the end, drops it."""
-        if self._pipe is None:
-            return False
-        if self._end is None and not self._is_cancelled:
-            self._pipe.post(MESSAGE, self._serialize(request))
-        return True
 
     async def done_writing(self) -> None:
         """Tells the server that no message follows."""
@@ -201,16 +199,6 @@ class LocalCall:
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not grpc.aio.EOF:
             yield message
-
-
-async def pass_to(call: Any, handle: Callable[[Any], None]) -> None:
-    """Calls `handle` with each further message of a call with two streams, until its end. Raises like its read(), and
-    what `handle` raises."""
-    if isinstance(call, LocalCall):
-        await call.pass_to(handle)
-        return
-    while (message := await call.read()) is not grpc.aio.EOF:
-        handle(message)
 
 
 def _break_off(connecting: asyncio.Task[Any]) -> None:

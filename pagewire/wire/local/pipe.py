@@ -51,13 +51,12 @@ class Pipe(asyncio.Protocol):
         self._writable.set()
         self._has_refused = False
         self._handle: Callable[[bytes], None] | None = None
-        self._failure: Exception | None = None  # of _handle
         self.is_lost = False
 
     async def read(self) -> Frame | None:
         """Returns the next frame; None once the connection has ended."""
         while not self._frames:
-            if self.is_lost or self._failure is not None:
+            if self.is_lost:
                 return None
             await self.wait()
         first = self._frames.popleft()
@@ -67,25 +66,18 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
         return first
 
-    async def pass_to(self, handle: Callable[[bytes], None]) -> Frame | None:
-        """Calls `handle` with each message, in the callback of the event loop that receives it: waking a task for each
-        costs more. Returns the next frame of another kind, as read() does. Raises what `handle` raises."""
+    async def pass_to(self, handle: Callable[[bytes], None]) -> None:
+        """Calls `handle` with each message as it arrives, which costs less than waking a task for it. Returns when
+        another frame can be read, or the connection has ended."""
         while self._frames and self._frames[0].kind == MESSAGE:
-            frame = await self.read()
-            assert frame is not None
-            handle(frame.data)
+            if (frame := await self.read()) is not None:
+                handle(frame.data)
         self._handle = handle
-        try:
-            frame = await self.read()
-        finally:
-            self._handle = None
-        if self._failure is not None:
-            raise self._failure
-        return frame
+        await self.wait()
 
     async def wait(self) -> None:
         """Returns when there is a frame to read, or the connection has ended."""
-        while not self._frames and not self.is_lost and self._failure is None:
+        while not self._frames and not self.is_lost:
             self._arrival.clear()
             await self._arrival.wait()
 
@@ -153,11 +145,7 @@ class Pipe(asyncio.Protocol):
 
     def _add(self, kind: int, data: bytes) -> None:
         if self._handle is not None and kind == MESSAGE:
-            try:
-                self._handle(data)
-            except Exception as error:
-                self._handle, self._failure = None, error
-                self._arrival.set()
+            self._handle(data)
             return
         self._frames.append(Frame(kind, data))
         was_paused, self._num_unread = self._num_unread > _MAX_UNREAD, self._num_unread + len(data)

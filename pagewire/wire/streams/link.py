@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from pagewire.wire.local.channel import LocalCall, pass_to
+from pagewire.wire.local.channel import LocalCall
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams.pings import Pings
 from pagewire.wire.streams.stream_end import StreamEnd
@@ -138,7 +138,10 @@ class Link(Generic[Request, Response]):
                 if self._pings is not None:
                     pinging = asyncio.create_task(self._break_if_silent(call, self._pings), name=f"{self._name} pings")
                 self._on_message(message)
-                await pass_to(call, self._on_message)
+                if isinstance(call, LocalCall):
+                    await call.pass_to(self._on_message)
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._on_message(message)
         except grpc.aio.AioRpcError as error:
             end = StreamEnd.of(error)
         except asyncio.CancelledError:

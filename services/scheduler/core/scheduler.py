@@ -190,14 +190,13 @@ class Scheduler:
             return None
         step = replica.schedule(self._waiting, self.placement.taker(replica))
         self.placement.on_step(replica, step)
-        self._has_leftovers = bool(self._waiting) and self._is_left_to_none(replica)
-        return step
-
-    def _is_left_to_none(self, replica: Replica) -> bool:
-        """Returns whether a waiting request, which the replica did not take, has no room elsewhere."""
-        left = next((request for request in self._waiting if request.blocks.awaited is None), None)
+        waiting: Iterable[Request] = self._waiting if self._waiting else ()
+        left = next((request for request in waiting if request.blocks.awaited is None), None)
         others = self.placement.least_loaded() if left is not None else []
-        return left is not None and not any(other.has_room_for(left) for other in others if other is not replica)
+        self._has_leftovers = left is not None and not any(
+            other.has_room_for(left) for other in others if other is not replica
+        )
+        return step
 
     def update(self, replica: Replica, result: StepResult, seconds: float = 0.0) -> Outputs:
         """Takes in the result of the replica's oldest step in flight; see `Replica.update`."""

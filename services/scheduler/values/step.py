@@ -8,8 +8,6 @@ from pagewire.services.scheduler.values.images import MAX_STEP_IMAGE_BYTES, NO_I
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
-_NONE_OR_ONE = frozenset((0, 1))
-
 
 class InvalidResult(Exception):
     """Raised for a result that does not match its step."""
@@ -121,7 +119,7 @@ class ScheduledStep:
         num_tokens = result.num_tokens
         if len(num_tokens) != len(request_ids) or sum(num_tokens) != len(result.token_ids):
             raise InvalidResult(f"the columns of the answer to step {self.step_id} differ in length")
-        if self.drafts_of or not _NONE_OR_ONE.issuperset(num_tokens):
+        if self.drafts_of or not {0, 1}.issuperset(num_tokens):
             for i, (request, num) in enumerate(zip(self.sampled, num_tokens, strict=False)):
                 if not 0 <= num <= (most := 1 + self.drafts_of.get(i, 0)):
                     raise InvalidResult(
