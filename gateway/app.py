@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from pagewire import __version__
 from pagewire.config import GatewayConfig
+from pagewire.config.values.gateway import check_fingerprint
 from pagewire.gateway.batches import routes as batch_routes
 from pagewire.gateway.batches.batches import BATCHES, Batches
 from pagewire.gateway.chat import routes as chat_routes
@@ -79,6 +80,7 @@ class Parts:
     @classmethod
     def of(cls, config: GatewayConfig, store: Store, tls: ServiceTls = NO_TLS) -> "Parts":
         """Raises StartupError."""
+        check_fingerprint(config)
         found = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
         tokenizer, generations = TokenizerClient(found, config, tls), Generations()
         files = Files(store, config.max_file_bytes, config.file_store_size)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from pagewire.config import GatewayConfig
-from pagewire.config.values.gateway import check_fingerprint
 from pagewire.gateway.core.app_state import AppState
 
 
@@ -18,8 +17,7 @@ class AnswerStyle:
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "AnswerStyle":
-        """Raises StartupError."""
-        check_fingerprint(config)
+        """Returns the style that flags ask for. They have been checked."""
         return cls(
             config.enable_force_include_usage,
             config.enable_per_request_metrics,

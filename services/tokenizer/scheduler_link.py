@@ -168,8 +168,7 @@ class SchedulerLink(
             self._on_hello(message.hello)
             return
         token_ids, start, num_taken = message.token_ids[:], 0, 0
-        # Each access makes an object, and most messages have none of these.
-        errors, vectors, versions = message.errors, message.vectors, message.weights_versions
+        errors, vectors, versions = message.errors, message.vectors, message.weights_versions  # mostly empty
         has_more = errors or vectors or versions or message.prompt_logprobs or message.logprobs
         columns = zip(
             message.request_ids[:],

@@ -83,9 +83,11 @@ class Link(Generic[Request, Response]):
     async def send(self, message: Request) -> None:
         """Sends a message, in the order of the calls. Without a stream it is dropped: on_connect must send everything
         again."""
+        await self._write(self._call, message)
+
+    async def _write(self, call: BidiCall[Request, Response] | None, message: Request) -> None:
         async with self._write_lock:
-            call = self._call
-            if call is None:
+            if call is None or call is not self._call:
                 return
             try:
                 await call.write(message)
@@ -100,11 +102,9 @@ class Link(Generic[Request, Response]):
 
     def post(self, message: Request) -> None:
         """Sends a message like send(), without a wait for the other side: for few messages that it has not answered."""
-        if isinstance(self._call, LocalCall) and self._call.post(message):
-            return
-        sending = asyncio.create_task(self.send(message))
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
+        if not isinstance(self._call, LocalCall) or not self._call.post(message):
+            self._sending.add(sending := asyncio.create_task(self._write(self._call, message)))
+            sending.add_done_callback(self._sending.discard)
 
     def start_over(self, reason: str) -> None:
         """Breaks the stream, if there is one; a new one follows at once."""

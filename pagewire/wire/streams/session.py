@@ -39,9 +39,8 @@ class Session(ABC, Generic[Request, Output, In, Out]):
         self.outbox: Outbox[int | None, Output] = Outbox(merge, size)
         self._size = size
         self._is_last = is_last
-        self._live: dict[
-            int, Callable[[], None]
-        ] = {}  # number -> ends the request; it is live until its last output is taken
+        # number -> ends the request; it is live until its last output is taken
+        self._live: dict[int, Callable[[], None]] = {}
         self._has_sent_all = False
         self._draining = draining
         self._is_finishing = False

@@ -190,11 +190,10 @@ class Scheduler:
             return None
         step = replica.schedule(self._waiting, self.placement.taker(replica))
         self.placement.on_step(replica, step)
-        waiting: Iterable[Request] = self._waiting if self._waiting else ()
-        left = next((request for request in waiting if request.blocks.awaited is None), None)
-        others = self.placement.least_loaded() if left is not None else []
+        found = (request for request in self._waiting if request.blocks.awaited is None)
+        left = next(found, None) if self._waiting else None
         self._has_leftovers = left is not None and not any(
-            other.has_room_for(left) for other in others if other is not replica
+            other.has_room_for(left) for other in self.placement.least_loaded() if other is not replica
         )
         return step
 

@@ -87,7 +87,7 @@ class ReplicaDriver:
         """Makes the driver look for a step to decide, soon."""
         if not self._is_woken and self._failure is not None:
             self._is_woken = True
-            self._failure.get_loop().call_soon(self._on_woken)
+            self._failure.get_loop().call_soon(self._send_steps)
 
     async def run(self) -> None:
         """Connects to the executor, and sends steps until cancelled."""
@@ -101,37 +101,37 @@ class ReplicaDriver:
             self._failure = None
             self._stop_timer()
 
-    def _on_woken(self) -> None:
-        self._is_woken = False
-        if self._failure is not None and not self._failure.done():
-            try:
-                self._send_steps()
-            except Exception as error:
-                self._failure.set_exception(error)
-
     def _send_steps(self) -> None:
-        while not self._holds_back():
-            self._listener.before_step()
-            start = time.perf_counter()
-            step = self._scheduler.schedule(self._replica)
-            self._listener.on_decision(self._replica, step)
-            if step is None:
-                return
-            schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
-            self._replica.pacer.on_sent(self._replica.expected_seconds(step), time.monotonic())
-            self._stats.on_step(self._replica, num_tokens, schedule_seconds)
-            self.client.send(step, self._listener.on_step(self._replica, step))
-            if not self._replica.can_schedule:
-                return
+        self._is_woken = False
+        if self._failure is None or self._failure.done():
+            return
+        try:
+            while not self._holds_back() and self._send_step():
+                pass
+        except Exception as error:
+            self._failure.set_exception(error)  # run() raises it
+
+    def _send_step(self) -> bool:
+        """Decides and sends the next step. Returns whether another one may follow at once."""
+        self._listener.before_step()
+        start = time.perf_counter()
+        step = self._scheduler.schedule(self._replica)
+        self._listener.on_decision(self._replica, step)
+        if step is None:
+            return False
+        schedule_seconds, num_tokens = time.perf_counter() - start, sum(step.num_scheduled_tokens)
+        self._replica.pacer.on_sent(self._replica.expected_seconds(step), time.monotonic())
+        self._stats.on_step(self._replica, num_tokens, schedule_seconds)
+        self.client.send(step, self._listener.on_step(self._replica, step))
+        return self._replica.can_schedule
 
     def _holds_back(self) -> bool:
         """Returns whether the next step should be decided later, and sets a timer for that time."""
         self._stop_timer()
         seconds = self._replica.pacer.hold(time.monotonic())
-        if seconds == 0:
-            return False
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.wake)
-        return True
+        if seconds:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.wake)
+        return seconds > 0
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -112,8 +112,7 @@ class ScheduledStep:
         if result.step_id != self.step_id:
             raise InvalidResult(f"the executor answered step {result.step_id} instead of step {self.step_id}")
         request_ids = [request.request_id for request in self.sampled]
-        if self.yielding:
-            request_ids += [request.request_id for request, _ in self.yielding]
+        request_ids += [request.request_id for request, _ in self.yielding]
         if result.request_ids != request_ids:
             raise InvalidResult(f"the executor answered step {self.step_id} for other requests than those of the step")
         num_tokens = result.num_tokens

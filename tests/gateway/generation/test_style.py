@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from pagewire.config import GatewayConfig
+from pagewire.config.values.gateway import check_fingerprint
 from pagewire.errors import StartupError
-from pagewire.gateway.generation.style import AnswerStyle
 from pagewire.gateway.generation.timing import metrics_of
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.v1.admin_pb2 import RequestAccount, RequestPhase
@@ -93,4 +93,4 @@ async def test_metrics_are_the_times_of_one_output(
 @pytest.mark.parametrize("flags", [{"fingerprint_mode": "custom"}, {"fingerprint_value": "fp_mine"}])
 def test_a_fingerprint_needs_both_flags(flags: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match="belong together"):
-        AnswerStyle.of(GatewayConfig(**flags))
+        check_fingerprint(GatewayConfig(**flags))
