@@ -3,7 +3,7 @@
 #
 #   benchmarks/curves/measure.sh OUT_DIR [MODEL]
 #
-# OUT_DIR/curves.json may hold peers' curves already, or get them later: see docs/performance.md. The machine must be
+# OUT_DIR/curves.json may hold other servers' curves already, or get them later. The machine must be
 # quiet. Takes 5 to 10 minutes on two cores and up to 7 GiB; QUICK=1 takes few and small points, to see that all of it
 # works. PYTHON is the interpreter (.venv/bin/python).
 set -euo pipefail

@@ -1,4 +1,1 @@
-"""Libraries that have no server, under the loads of `pagewire bench sweep`, in process: no HTTP, no scheduler of ours.
-
-Each runs in an environment of its own, from this repository's root, without Pagewire's dependencies.
-"""
+"""One table beside OpenVINO GenAI, llama.cpp and vLLM: `python -m benchmarks.peers`."""

@@ -75,7 +75,7 @@ class BenchConfig(ServerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFlags:
-    """The loads of a sweep, and the file of its curves, for a server or a library in this process."""
+    """The loads of a sweep, and the file of its curves."""
 
     only: str | None = flag(
         None,

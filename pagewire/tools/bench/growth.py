@@ -1,4 +1,4 @@
-"""The loads of a sweep and the resulting curves, the same for a server and for a library in this process."""
+"""The loads of a sweep and the resulting curves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ from pagewire.tools.bench.report import percentile
 from pagewire.tools.bench.request import Record, body
 from pagewire.tools.bench.spec_config import SpecConfig, SpecFlags
 
-_PROMPTS = Path(__file__).parent / "spec_prompts.json"
+PROMPTS = Path(__file__).parent / "spec_prompts.json"
 _WITHOUT = (*SET_BY_STACK, *(one.name for one in dataclasses.fields(SpeculationConfig)), "port", "grpc_port")
 _COLUMNS = ("prompts", "method", "drafts", "tok/s", "ratio", "accepted", "tok/step", "TTFT, ms", "TPOT, ms")
 
@@ -149,7 +149,7 @@ def methods(config: SpecFlags) -> list[Method]:
 def _prompts(config: SpecFlags) -> dict[str, list[str]]:
     """Returns prompts by kind: the measured ones and, if there are enough, one more; the last warms up. Raises
     StartupError."""
-    built_in: dict[str, list[str]] = json.loads(_PROMPTS.read_text())
+    built_in: dict[str, list[str]] = json.loads(PROMPTS.read_text())
     chosen = {}
     for kind in dict.fromkeys(config.prompts.split(",")):
         if kind in built_in:

@@ -1,0 +1,210 @@
+"""The contestants of `python -m benchmarks.peers`, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.engines.worker import Times, Work
+from benchmarks.peers.models import REPOSITORY, Files
+from benchmarks.peers.rows import HTTP, PREFIXES
+from pagewire.errors import StartupError
+from pagewire.process.process import usable_cores
+
+ENGINES = "benchmarks.peers.engines"
+STOP_TIMEOUT_S = 60
+MAX_NUM_SEQS = 64
+MAX_MODEL_LEN = 4096
+MAX_NUM_BATCHED_TOKENS = 2048
+KV_CACHE_GIB = 3
+SHOWN_LOG = 1500
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An engine with a model. argv: its process; settings: the first line to it; command: as the table names it."""
+
+    key: str
+    title: str
+    argv: Sequence[str]
+    settings: dict[str, Any]
+    command: str
+    can: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Pythons:
+    """The Python of each peer's environment; "": that peer is left out."""
+
+    openvino: str = ""
+    llamacpp: str = ""
+    vllm: str = ""
+    use_extra_bufts: bool = True
+
+
+@dataclass
+class Field:
+    """The contestants that take part, and why others do not, by title."""
+
+    contestants: list[Contestant] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def add(self, title: str, make: Callable[[], Contestant]) -> None:
+        try:
+            self.contestants.append(make())
+        except StartupError as error:
+            self.left_out[title] = str(error)
+
+
+def field_of(files: Files, pythons: Pythons, wanted: Callable[[str], bool]) -> Field:
+    """Returns the contestants for a model, neighbors in turn being different engines. wanted: by key."""
+    makers: dict[str, tuple[str, Callable[[], Contestant]]] = {
+        "pagewire-bf16": ("Pagewire bf16", lambda: pagewire(files, pythons, "pagewire-bf16", "--quantization", "none")),
+        "openvino": ("OpenVINO GenAI", lambda: openvino(files, pythons)),
+        "vllm": ("vLLM", lambda: vllm(files, pythons)),
+        "llamacpp": ("llama.cpp bf16", lambda: llamacpp(files, pythons, "llamacpp", "BF16")),
+        "pagewire": ("Pagewire 4 bits", lambda: pagewire(files, pythons, "pagewire")),
+        "llamacpp-q4_0": ("llama.cpp Q4_0", lambda: llamacpp(files, pythons, "llamacpp-q4_0", "Q4_0")),
+        "llamacpp-q4_1": ("llama.cpp Q4_1", lambda: llamacpp(files, pythons, "llamacpp-q4_1", "Q4_1")),
+    }
+    made = Field()
+    for key, (title, make) in makers.items():
+        if wanted(key):
+            made.add(title, make)
+    return made
+
+
+def pagewire(files: Files, pythons: Pythons, key: str, *flags: str) -> Contestant:
+    """Returns `pagewire serve` of the model as stored (Q4_1), or of its checkpoint with --quantization none."""
+    model = files.checkpoint() if flags else files.model.stored or files.gguf("Q4_1", pythons.llamacpp)
+    command = ["serve", str(model), *flags, "--host", "127.0.0.1", "--port", "{port}", "--grpc-port", "0"]
+    command += ["--served-model-name", "bench", "--log-level", "warning"]
+    title = "Pagewire bf16" if flags else "Pagewire 4 bits"
+    argv = [sys.executable, "-P", "-m", "pagewire.cli", *command]
+    return _server(key, title, argv, {}, shlex.join(["pagewire", *command]))
+
+
+def vllm(files: Files, pythons: Pythons) -> Contestant:
+    version = _version(pythons.vllm, "--vllm", "vllm")
+    cores = sorted(os.sched_getaffinity(0))
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = ["serve", str(files.checkpoint()), "--served-model-name", "bench", "--dtype", "bfloat16"]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
+    command += ["--host", "127.0.0.1", "--port", "{port}", "--disable-log-stats", "--disable-uvicorn-access-log"]
+    shown = " ".join([*(f"{name}={value}" for name, value in env.items()), shlex.join(["vllm", *command])])
+    return _server("vllm", f"vLLM {version}", [str(Path(pythons.vllm).parent / "vllm"), *command], env, shown)
+
+
+def _server(key: str, title: str, command: Sequence[str], env: dict[str, str], shown: str) -> Contestant:
+    argv = [sys.executable, "-m", f"{ENGINES}.server"]
+    return Contestant(key, title, argv, {"command": command, "env": env}, shown, frozenset([HTTP, PREFIXES]))
+
+
+def openvino(files: Files, pythons: Pythons) -> Contestant:
+    version = _version(pythons.openvino, "--openvino", "openvino-genai")
+    settings = {
+        "model": str(files.openvino(pythons.openvino)),
+        "threads": usable_cores(),
+        "kv_cache_gib": KV_CACHE_GIB,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+    }
+    title = f"OpenVINO GenAI {version}"
+    return _in_process("openvino", title, pythons.openvino, "openvino", settings, frozenset([PREFIXES]))
+
+
+def llamacpp(files: Files, pythons: Pythons, key: str, kind: str) -> Contestant:
+    version = _version(pythons.llamacpp, "--llamacpp", "llama-cpp-python")
+    settings = {
+        "model": str(files.gguf(kind, pythons.llamacpp)),
+        "threads": usable_cores(),
+        "use_extra_bufts": pythons.use_extra_bufts,
+    }
+    return _in_process(key, f"llama.cpp {version} {kind}", pythons.llamacpp, "llamacpp", settings, frozenset())
+
+
+def _in_process(
+    key: str, title: str, python: str, engine: str, settings: dict[str, Any], can: frozenset[str]
+) -> Contestant:
+    shown = f"python -m {ENGINES}.{engine} <<< {shlex.quote(json.dumps(settings))}"
+    return Contestant(key, title, [python, "-m", f"{ENGINES}.{engine}"], settings, shown, can)
+
+
+def _version(python: str, flag: str, package: str) -> str:
+    """Returns the version of a package in an environment. Raises StartupError if it has none."""
+    if not python:
+        raise StartupError(f"no {flag} PYTHON")
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    try:
+        return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise StartupError(f"{flag} {python}: no package {package} there ({error})") from error
+
+
+class ContestantError(Exception):
+    """Raised when a contestant cannot go on; its message has the end of its log."""
+
+
+class Process:
+    """A contestant that runs. It starts at once; call `await_ready()` before use and `close()` afterwards."""
+
+    def __init__(self, contestant: Contestant, log: Path) -> None:
+        self.contestant = contestant
+        self._log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                contestant.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                cwd=REPOSITORY,
+                text=True,
+                start_new_session=True,
+            )
+
+    def await_ready(self) -> None:
+        """Waits until the engine has its model. Raises ContestantError."""
+        self._ask(self.contestant.settings)
+
+    def run(self, work: Work) -> list[Times] | None:
+        """Returns the times of the requests; None if they did not end within limit_s. Raises ContestantError."""
+        answer = self._ask(vars(work))
+        return [Times(*one) for one in answer["requests"]] if "requests" in answer else None
+
+    def close(self) -> None:
+        """Ends the process and what it started. Safe to call twice."""
+        with suppress(BrokenPipeError):
+            self._pipes()[0].close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_TIMEOUT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._pipes()[1].close()
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        written, read = self._pipes()
+        with suppress(BrokenPipeError):
+            print(json.dumps(message), file=written, flush=True)
+        line = read.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
+        if "error" in answer:
+            end = self._log.read_text(errors="replace")[-SHOWN_LOG:]
+            raise ContestantError(f"{answer['error']}\n{end}")
+        return answer
+
+    def _pipes(self) -> tuple[Any, Any]:
+        return self._process.stdin, self._process.stdout
