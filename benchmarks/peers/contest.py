@@ -75,7 +75,7 @@ class Runner:
         self._contest.seconds = time.monotonic() - began
 
     def _start(self, stack: ExitStack) -> None:
-        """Starts all at the same time, and lets each compute a little of every kind."""
+        """Loads one engine after the other, and lets each compute a little of every kind."""
         for contestant in self._contest.contestants:
             process = Process(contestant, self._logs / f"{contestant.key}.log")
             stack.callback(process.close)
