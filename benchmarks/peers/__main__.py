@@ -12,6 +12,7 @@ import asyncio
 import json
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ TOLD = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx2")
 
 def main() -> int:
     args = arguments().parse_args()
+    # Unlike the signal's default, this ends the contestants as well.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     pythons = Pythons(args.openvino, args.llamacpp, args.vllm, args.use_extra_bufts)
     contests: dict[str, Contest] = {}
     taken = Taken(

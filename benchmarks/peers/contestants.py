@@ -21,7 +21,7 @@ from pagewire.errors import StartupError
 from pagewire.process.process import usable_cores
 
 ENGINES = "benchmarks.peers.engines"
-STOP_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 40
 MAX_NUM_SEQS = 64
 MAX_MODEL_LEN = 4096
 MAX_NUM_BATCHED_TOKENS = 2048
