@@ -10,9 +10,47 @@
 
 namespace {
 
-constexpr int KEY_TILE = 256;  // keys per softmax step
-constexpr int KEY_STEP = 32;   // what the matrix unit sums at a time: bounds within a tile are multiples of it
-constexpr int ROW_TILE = 32;   // rows that go through a tile of keys together: their scores stay in L1
+// The rows of keys and values begin .. end of a tile, those before its first key as zeros, up to a multiple of STEP,
+// which is returned.
+template <int STEP, class T>
+int find_keys(const Problem& p, const Tile& tile, int begin, int end, const T** keys, const T** values) {
+    alignas(64) static constexpr T ZEROS[MOST_DIM] = {};
+    const int32_t* table = p.block_table + tile.request * p.table_stride;
+    int i = 0;
+    for (; begin + i < tile.key_begin; i++) keys[i] = values[i] = ZEROS;
+    int page = (begin + i) / p.block_size, offset = (begin + i) % p.block_size;
+    for (; begin + i < end; page++, offset = 0) {
+        const T* row = (const T*)p.kv_cache + table[page] * p.block_stride + tile.head_begin * p.kv_head_stride +
+                       offset * p.head_dim;
+        const int page_end = std::min(end - begin, i + p.block_size - offset);
+        for (; i < page_end; i++, row += p.head_dim) {
+            keys[i] = row;
+            values[i] = row + p.value_offset;
+        }
+    }
+    for (; i % STEP; i++) keys[i] = values[i] = ZEROS;
+    return i;
+}
+
+// pack(begin, end) of each tile of keys, and then step(begin, first, count, from, to) of rows first .. first + count
+// with what they see of it: keys from .. to, counted from `begin`. Bounds are multiples of STEP, but for `end`.
+template <int KEY_TILE, int STEP, int ROW_TILE, class Pack, class RowStep>
+void walk_keys(const Problem& p, const Tile& tile, Pack pack, RowStep step) {
+    const int group = p.group(), rows = tile.tokens() * group, position = first_position(p, tile);
+    for (int begin = tile.key_begin / STEP * STEP; begin < tile.key_end;) {
+        const int end = std::min(tile.key_end, (begin / KEY_TILE + 1) * KEY_TILE);
+        pack(begin, end);
+        for (int r = 0; r < rows; r += ROW_TILE) {
+            const int count = std::min(ROW_TILE, rows - r);
+            const int seen_begin = p.window > 0 ? position + r / group + 1 - p.window : 0;
+            const int seen_end = position + (r + count - 1) / group + 1;
+            const int from = std::max(0, seen_begin - begin) / STEP * STEP;
+            const int to = std::min(end, seen_end) - begin;
+            if (from < to) step(begin, r, count, from, (to + STEP - 1) / STEP * STEP);
+        }
+        begin = end;
+    }
+}
 
 template <class M, class T>
 class PrefillWorker {
@@ -40,54 +78,34 @@ class PrefillWorker {
     }
 
     void run(const Tile& tile, float* partials) {
-        const int group = p_.group(), rows = tile.tokens() * group, head = tile.head_begin;
+        const int rows = tile.tokens() * p_.group(), head = tile.head_begin;
         load_query<M>(p_, tile, head, rows, query_);
         std::fill(acc_, acc_ + rows * value_dim_, 0.0f);
         std::fill(maximum_, maximum_ + rows, LOWEST);
         std::fill(denominator_, denominator_ + rows, 0.0f);
         const int position = first_position(p_, tile);
-        for (int begin = tile.key_begin / KEY_STEP * KEY_STEP; begin < tile.key_end;) {
-            const int end = std::min(tile.key_end, (begin / KEY_TILE + 1) * KEY_TILE);
-            pack(tile, begin, end);
-            for (int r = 0; r < rows; r += ROW_TILE) {
-                const int count = std::min(ROW_TILE, rows - r);
-                const int seen_begin = p_.window > 0 ? position + r / group + 1 - p_.window : 0;
-                const int seen_end = position + (r + count - 1) / group + 1;
-                const int from = std::max(0, seen_begin - begin) / KEY_STEP * KEY_STEP;
-                const int to = std::min(end, seen_end) - begin;
-                const int padded = (to + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
-                if (from < to) step(tile, position - begin, r, count, from, padded);
-            }
-            begin = end;
-        }
+        walk_keys<KEY_TILE, KEY_STEP, ROW_TILE>(
+            p_, tile, [&](int begin, int end) { pack(tile, begin, end); },
+            [&](int begin, int first, int count, int from, int to) {
+                step(tile, position - begin, first, count, from, to);
+            });
         for (int r = 0; r < rows; r++)
             finish_row(p_, tile, head, rows, r, acc_ + r * value_dim_, maximum_[r], denominator_[r], partials);
     }
 
    private:
+    static constexpr int KEY_TILE = 256;  // keys per softmax step
+    static constexpr int KEY_STEP = 32;   // what the matrix unit sums at a time: bounds in a tile are multiples of it
+    static constexpr int ROW_TILE = 32;   // rows that go through a tile of keys together: their scores stay in L1
+
     int depth() const { return dim_ / M::PER_ELEMENT; }
 
-    // Keys begin .. end, those before the tile's first as zeros, up to a multiple of KEY_STEP.
     void pack(const Tile& tile, int begin, int end) {
-        alignas(64) static constexpr T ZEROS[MOST_DIM] = {};
         const T* keys[KEY_TILE];
         const T* values[KEY_TILE];
-        const int32_t* table = p_.block_table + tile.request * p_.table_stride;
-        int i = 0;
-        for (; begin + i < tile.key_begin; i++) keys[i] = values[i] = ZEROS;
-        int page = (begin + i) / p_.block_size, offset = (begin + i) % p_.block_size;
-        for (; begin + i < end; page++, offset = 0) {
-            const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride +
-                           tile.head_begin * p_.kv_head_stride + offset * p_.head_dim;
-            const int page_end = std::min(end - begin, i + p_.block_size - offset);
-            for (; i < page_end; i++, row += p_.head_dim) {
-                keys[i] = row;
-                values[i] = row + p_.value_offset;
-            }
-        }
-        for (; i % KEY_STEP; i++) keys[i] = values[i] = ZEROS;
-        pack_keys<M>(keys, i, p_.head_dim, keys_, KEY_TILE);
-        pack_values<M>(values, i, p_.value_dim, values_, value_dim_);
+        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values);
+        pack_keys<M>(keys, count, p_.head_dim, keys_, KEY_TILE);
+        pack_values<M>(values, count, p_.value_dim, values_, value_dim_);
     }
 
     // Rows first .. first + count with the keys from .. to of the packed ones. The tile's first query token stands at

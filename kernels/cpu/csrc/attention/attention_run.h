@@ -8,16 +8,17 @@
 #include "attention/attention_decode_amx.h"
 #include "attention/attention_decode_vector.h"
 #include "attention/attention_prefill.h"
+#include "attention/attention_prefill_fixed.h"
 #include "common/gemm_amx.h"
 #include "common/parallel.h"
 #include "common/processor.h"
 
 namespace {
 
-// M: how tiles with many rows are multiplied; Products: those with few
-template <class M, class Products>
+// Prefill computes tiles with many rows; Products multiplies those with few.
+template <class Prefill, class Products>
 void run_tiles(const Problem& p, const Plan& plan, std::atomic<int>& remaining, float* partials) {
-    PrefillWorker<M, typename Products::T> prefill(p, plan.most_rows);
+    Prefill prefill(p, plan.most_rows);
     DecodeWorker<Products> decode(p);
     // A thread takes its next tile early, so that the pages are on their way when it gets there.
     const auto has_few_rows = [&](int i) { return i >= 0 && p.has_few_rows(plan.tiles[i].request); };
@@ -45,13 +46,17 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
 #if defined(PAGEWIRE_AMX)
             if (amx::permitted()) {
                 const amx::TileRegisters registers;
-                return run_tiles<AmxPair, AmxProducts<T>>(p, plan, remaining, partials);
+                return run_tiles<PrefillWorker<AmxPair, T>, AmxProducts<T>>(p, plan, remaining, partials);
             }
 #endif
+#if defined(__AVX512VNNI__)
+            if (attention_in_fixed_point())
+                return run_tiles<FixedPrefillWorker<T>, VectorProducts<M, T>>(p, plan, remaining, partials);
+#endif
             if (floats_beat_bf16_pairs())
-                return run_tiles<Fp32, VectorProducts<M, T>>(p, plan, remaining, partials);
+                return run_tiles<PrefillWorker<Fp32, T>, VectorProducts<M, T>>(p, plan, remaining, partials);
         }
-        run_tiles<M, VectorProducts<M, T>>(p, plan, remaining, partials);
+        run_tiles<PrefillWorker<M, T>, VectorProducts<M, T>>(p, plan, remaining, partials);
     });
     parallel::for_each(threads, num_merges, [&](int64_t i) { merge_partials(p, plan.merges[i], partials); });
 }

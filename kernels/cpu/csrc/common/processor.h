@@ -43,3 +43,13 @@ inline bool in_fixed_point(int64_t tokens, int64_t least) {
     return false;
 #endif
 }
+
+// Whether attention of many rows to bf16 is multiplied in fixed point (attention_prefill_fixed.h) where there is no
+// matrix unit. Measured on that core: it begins as many products of 32 pairs of integers as of 16 floats.
+inline bool attention_in_fixed_point() {
+#if defined(__AVX512VNNI__)
+    return bf16_form == FASTEST ? is_intel() : bf16_form == FIXED_POINT;
+#else
+    return false;
+#endif
+}
