@@ -88,79 +88,79 @@ class FixedPrefillWorker {
     static constexpr float LONGEST = 32766.0f;   // of an integer vector, so that a product is below 2^30
     static constexpr float SMALLEST = 1e-30f;    // a divisor instead of zero
 
-    // Elements of one row as integers of 16 bits, times `inverse`.
-    static void to_integers(const float* row, int dim, float inverse, int16_t* out) {
-        for (int d = 0; d < dim; d += LANES) {
-            const __m256i bits = _mm512_cvtepi32_epi16((__m512i)as_integers(load(row + d) * inverse));
-            _mm256_store_si256((__m256i*)(out + d), bits);
-        }
-    }
-
-    // A row's elements, up to a whole number of vectors of the padded dimension.
+    // LANES elements of a row of `size` from d on; those past the end are zeros.
     template <class E>
-    static void widen_row(const E* row, int size, int padded, float* out) {
-        for (int d = 0; d < padded; d += LANES) store(out + d, d < size ? load(row + d, size - d) : f32x16{});
+    static f32x16 piece(const E* row, int d, int size) {
+        return d < size ? load(row + d, size - d) : f32x16{};
     }
 
-    static float length(const float* row, int dim) {
+    template <class E>
+    static float length(const E* row, int size) {
         f32x16 squares = {};
-        for (int d = 0; d < dim; d += LANES) squares += load(row + d) * load(row + d);
-        return std::sqrt(sum(squares));
+        for (int d = 0; d < size; d += LANES) squares += piece(row, d, size) * piece(row, d, size);
+        return std::max(SMALLEST, std::sqrt(sum(squares)));
     }
 
-    static float largest(const float* row, int dim) {
-        f32x16 most = {};
-        for (int d = 0; d < dim; d += LANES) most = max(most, max(load(row + d), -load(row + d)));
+    template <class E>
+    static float largest(const E* row, int size) {
+        f32x16 most = splat(SMALLEST);
+        for (int d = 0; d < size; d += LANES) most = max(most, max(piece(row, d, size), -piece(row, d, size)));
         return max(most);
+    }
+
+    // A row as integers, as long as LONGEST; returns their scale.
+    template <class E>
+    float shorten(const E* row, int16_t* out) const {
+        const float size = length(row, p_.head_dim), inverse = LONGEST / size;
+        for (int d = 0; d < dim_; d += LANES) {
+            const i32x16 wide = as_integers(piece(row, d, p_.head_dim) * inverse);
+            _mm256_store_si256((__m256i*)(out + d), _mm512_cvtepi32_epi16((__m512i)wide));
+        }
+        return size / LONGEST;
     }
 
     static int lanes_of(int rows) { return rows > LANES ? ROW_TILE : LANES; }
 
     // Queries as columns of pairs, in tiles of ROW_TILE or, for the last few, LANES columns.
     void load_rows(const Tile& tile, int rows, int padded) {
-        alignas(64) float wide[MOST_DIM];
-        alignas(64) uint32_t pairs[MOST_DIM / 2];
+        alignas(64) uint32_t pairs[8][MOST_DIM / 2];
         const float scale = p_.scale * p_.key_scale(tile.head_begin);
         const int position = first_position(p_, tile);
         for (int r = 0; r < padded; r++) {
-            const int first = r / ROW_TILE * ROW_TILE, lanes = lanes_of(padded - first);
-            const int64_t source = row_of(p_, tile, tile.head_begin, std::min(r, rows - 1)).query;
+            const int row = std::min(r, rows - 1);
+            const int64_t source = row_of(p_, tile, tile.head_begin, row).query;
             with_dtype(p_.query_dtype, [&](auto t) {
-                widen_row((const decltype(t)*)p_.query + source, p_.head_dim, dim_, wide);
+                factor_[r] = scale * shorten((const decltype(t)*)p_.query + source, (int16_t*)pairs[r % 8]);
             });
-            const float size = std::max(SMALLEST, length(wide, dim_));
-            to_integers(wide, dim_, LONGEST / size, (int16_t*)pairs);
-            for (int d = 0; d < dim_ / 2; d++) query_[first * dim_ / 2 + d * lanes + r - first] = pairs[d];
-            factor_[r] = size / LONGEST * scale;
-            position_[r] = position + std::min(r, rows - 1) / p_.group();
+            position_[r] = position + row / p_.group();
+            if (r % 8 < 7) continue;
+            const int first = r / ROW_TILE * ROW_TILE, lanes = lanes_of(padded - first);
+            for (int d = 0; d < dim_ / 2; d += 8) {
+                u32x8 block[8];
+                for (int i = 0; i < 8; i++) block[i] = load_raw<u32x8>(pairs[i] + d);
+                transpose_8x8(block, query_ + first * dim_ / 2 + d * lanes + r - 7 - first, lanes);
+            }
         }
     }
 
     void pack(const Tile& tile, int begin, int end) {
         const T* keys[KEY_TILE];
         const T* values[KEY_TILE];
-        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values);
-        alignas(64) float wide[MOST_DIM];
-        for (int k = 0; k < count; k++) {
-            widen_row(keys[k], p_.head_dim, dim_, wide);
-            const float size = std::max(SMALLEST, length(wide, dim_));
-            to_integers(wide, dim_, LONGEST / size, (int16_t*)keys_ + k * dim_);
-            key_scale_[k] = size / LONGEST;
-        }
-        alignas(64) int16_t both[2][MOST_DIM];
+        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values), size = p_.value_dim;
+        for (int k = 0; k < count; k++) key_scale_[k] = shorten(keys[k], keys_ + k * dim_);
         for (int k = 0; k < count; k += 2) {
-            for (int i = 0; i < 2; i++) {
-                widen_row(values[k + i], p_.value_dim, value_dim_, wide);
-                const float size = std::max(SMALLEST, largest(wide, value_dim_));
-                to_integers(wide, value_dim_, LONGEST / size, both[i]);
-                value_scale_[k + i] = size / LONGEST;
-            }
-            for (int d = 0; d < value_dim_; d += LANES) {
-                const u32x16 low = zero_extend(load_raw<u16x16>(both[0] + d));
-                const u32x16 pairs = low | zero_extend(load_raw<u16x16>(both[1] + d)) << 16;
-                _mm512_store_si512(values_ + k / 2 * value_dim_ + d, (__m512i)pairs);
-            }
+            const float even = largest(values[k], size), odd = largest(values[k + 1], size);
+            value_scale_[k] = even / LONGEST;
+            value_scale_[k + 1] = odd / LONGEST;
+            for (int d = 0; d < value_dim_; d += LANES)
+                store_pairs(piece(values[k], d, size) * (LONGEST / even),
+                            piece(values[k + 1], d, size) * (LONGEST / odd), values_ + k / 2 * value_dim_ + d);
         }
+    }
+
+    static void store_pairs(f32x16 even, f32x16 odd, uint32_t* out) {
+        const i32x16 pairs = (as_integers(even) & 0xffff) | as_integers(odd) << 16;
+        _mm512_store_si512(out, (__m512i)pairs);
     }
 
     // Rows first .. with the keys from .. to of the packed ones, the first of which stands at `begin`.
