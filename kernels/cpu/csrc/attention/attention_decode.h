@@ -11,45 +11,70 @@ namespace {
 
 // ---- vectors of keys and values ----
 
-// A register of a row's elements; of the `left` ones those past the end read as zero (registers of 8 and 4 are whole).
-template <class M, class T>
-inline typename M::part load_row(const T* row, int left) {
-    if constexpr (M::PER_ELEMENT == 1 && REGISTER_LANES == LANES) {
-        return load(row, left);
-    } else if constexpr (M::PER_ELEMENT == 1) {
-        return load_register(row);  // whole: heads are of a multiple of 8 dimensions
-    } else {
-#if defined(__AVX512BF16__)
-        const bool whole = __builtin_expect(left >= 2 * LANES, 1);
-        const __mmask32 mask = whole ? ~0u : (1u << left) - 1;
-        if constexpr (sizeof(T) == 2) {
-            return whole ? load_raw<u32x16>(row) : (u32x16)_mm512_maskz_loadu_epi16(mask, row);
-        } else {
-            const __m256i bytes = whole ? load_raw<__m256i>(row) : _mm256_maskz_loadu_epi8(mask, row);
-            return (u32x16)e4m3_as_bf16(Bf16Pair{}, (u16x32)_mm512_cvtepu8_epi16(bytes));
-        }
+// Pairs of bf16 as they lie in memory, or of what becomes bf16; of the `left` elements those past the end read as zero.
+inline u32_register load_pairs(const bf16* row, int left) {
+    constexpr int COUNT = 2 * REGISTER_LANES;
+    if (__builtin_expect(left >= COUNT, 1)) return load_raw<u32_register>(row);
+#if defined(__AVX512F__)
+    return (u32_register)_mm512_maskz_loadu_epi16((1u << left) - 1, row);
+#else
+    bf16 padded[COUNT] = {};
+    __builtin_memcpy(padded, row, left * sizeof(bf16));
+    return load_raw<u32_register>(padded);
 #endif
+}
+
+#if defined(__AVX512BF16__)
+inline u32_register load_pairs(const e4m3* row, int left) {
+    const __m256i bytes = left >= 2 * LANES ? load_raw<__m256i>(row) : _mm256_maskz_loadu_epi8((1u << left) - 1, row);
+    return (u32_register)e4m3_as_bf16(Bf16Pair{}, (u16x32)_mm512_cvtepu8_epi16(bytes));
+}
+template <class T>
+constexpr bool IN_PAIRS = sizeof(T) == 1 || std::is_same_v<T, bf16>;
+#else
+template <class T>
+constexpr bool IN_PAIRS = std::is_same_v<T, bf16>;
+#endif
+
+// What is loaded at a time: 2 * REGISTER_LANES elements of a row. As floats, elements of pairs part: first all even
+// ones, then all odd ones, since a bf16 is the upper half of its float.
+template <class M>
+constexpr int PARTS = 2 / M::PER_ELEMENT;
+
+template <class M, class T>
+inline void load_parts(const T* row, int left, typename M::part* out) {
+    if constexpr (M::PER_ELEMENT == 2) {
+        out[0] = load_pairs(row, left);
+    } else if constexpr (IN_PAIRS<T>) {
+        const u32_register pairs = load_pairs(row, left);
+        out[0] = (f32_register)(pairs << 16);
+        out[1] = (f32_register)(pairs & 0xffff0000u);
+    } else {
+        out[0] = load_register(row, left);
+        out[1] = left > REGISTER_LANES ? load_register(row + REGISTER_LANES, left - REGISTER_LANES) : f32_register{};
     }
 }
 
 // Dimensions of the values of one key (Fp32) or two keys (Bf16Pair), for M::multiply_add with their weights.
 template <class M, int COUNT = 2, class T>
 inline void load_values(const T* first, const T* second, int left, typename M::part* out) {
-    if constexpr (M::PER_ELEMENT == 1) {
-        constexpr int WIDTH = REGISTER_LANES;
-#pragma GCC unroll 4
-        for (int i = 0; i < COUNT; i++)
-            out[i] = i * WIDTH < left ? load_row<M>(first + i * WIDTH, left - i * WIDTH) : typename M::part{};
-    } else {
-#if defined(__AVX512BF16__)
 #pragma GCC unroll 2
-        for (int i = 0; i < COUNT; i += 2) {
-            const __m512i a = (__m512i)load_row<M>(first + i * LANES, left - i * LANES);
-            const __m512i b = (__m512i)load_row<M>(second + i * LANES, left - i * LANES);
+    for (int i = 0; i < COUNT; i += 2) {
+        const int d = i * REGISTER_LANES;
+        if constexpr (M::PER_ELEMENT == 1) {
+            if (d < left) {
+                load_parts<M>(first + d, left - d, out + i);
+            } else {
+                out[i] = out[i + 1] = f32_register{};
+            }
+        } else {
+#if defined(__AVX512BF16__)
+            const __m512i a = (__m512i)load_pairs(first + i * LANES, left - i * LANES);
+            const __m512i b = (__m512i)load_pairs(second + i * LANES, left - i * LANES);
             out[i] = (u32x16)_mm512_unpacklo_epi16(a, b);
             out[i + 1] = (u32x16)_mm512_unpackhi_epi16(a, b);
-        }
 #endif
+        }
     }
 }
 
@@ -114,7 +139,7 @@ class Prefetcher {
 };
 
 // Products: what multiplies. It has the types Form (gemm.h) and T (of the cache) and the functions
-//   score(query, rows, keys, count, scores, prefetcher)   scores[row][key] of `count` keys
+//   score(query, rows, keys, count, scores, prefetcher)   scores[row][key] of `count` keys; may rearrange the queries
 //   weigh(weights, rows, values, count, sums, prefetcher) sums[row][dimension] of `count` values
 // Rows are FEW_ROWS_RANGE scores or weights apart, padded_dim() queries or padded_value_dim() sums. Up to a multiple of
 // KEY_STEP there are more keys, any of the cache, for which scores may be written, and more values: copies of the last

@@ -77,7 +77,7 @@ class AmxProducts {
         stride = dim_ * 2;
         for (int i = 0; i < TILE; i++)
             for (int d = 0; d < head_dim_; d += 2 * LANES) {
-                const u32x16 row = load_row<Bf16Pair>(keys[i] + d, head_dim_ - d);
+                const u32x16 row = load_pairs(keys[i] + d, head_dim_ - d);
                 _mm512_store_si512(copy_ + (i * dim_ + d) / 2, (__m512i)row);
             }
         return (const char*)copy_;

@@ -13,66 +13,108 @@ constexpr int DECODE_ROWS = 3;  // query rows multiplied at a time: 3 x 4 sums, 
 #else
 constexpr int DECODE_ROWS = 4;  // of 32 registers
 #endif
-constexpr int KEYS_AT_A_TIME = 4;
 constexpr int VALUES_AT_A_TIME = 4;  // registers of a row of values
 
-typedef float f32x4 __attribute__((vector_size(16)));
-
-// {sum(a), sum(b), sum(c), sum(d)}
-inline f32x4 sum_each(f32_register a, f32_register b, f32_register c, f32_register d) {
+// Sums across registers, several at a time: each step puts what is left of two into one, and of its two operands only one
+// is shuffled.
 #if defined(__AVX512F__)
-#define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
-#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
-#define PAIRS(x, y, i) \
-    __builtin_shufflevector(x, y, i, i + 1, i + 16, i + 17, i + 4, i + 5, i + 20, i + 21, i + 8, i + 9, i + 24, \
-                            i + 25, i + 12, i + 13, i + 28, i + 29)
+constexpr int QUADS = 4;  // of numbers in a register
+#define LANES_OF(x, y, a, b, c, d) \
+    __builtin_shufflevector(x, y, a, b, c, d, (a) + 4, (b) + 4, (c) + 4, (d) + 4, (a) + 8, (b) + 8, (c) + 8, (d) + 8, \
+                            (a) + 12, (b) + 12, (c) + 12, (d) + 12)
 #elif defined(__AVX__)
-#define LOW(x, y) __builtin_shufflevector(x, y, 0, 8, 1, 9, 4, 12, 5, 13)
-#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 10, 3, 11, 6, 14, 7, 15)
-#define PAIRS(x, y, i) __builtin_shufflevector(x, y, i, i + 1, i + 8, i + 9, i + 4, i + 5, i + 12, i + 13)
+constexpr int QUADS = 2;
+#define LANES_OF(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d, (a) + 4, (b) + 4, (c) + 4, (d) + 4)
 #else
-#define LOW(x, y) __builtin_shufflevector(x, y, 0, 4, 1, 5)
-#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 6, 3, 7)
-#define PAIRS(x, y, i) __builtin_shufflevector(x, y, i, i + 1, i + 4, i + 5)
+constexpr int QUADS = 1;
+#define LANES_OF(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
 #endif
-    const f32_register ab = LOW(a, b) + HIGH(a, b), cd = LOW(c, d) + HIGH(c, d);
-    const f32_register all = PAIRS(ab, cd, 0) + PAIRS(ab, cd, 2);
-#undef LOW
-#undef HIGH
-#undef PAIRS
-    f32x4 part[REGISTER_LANES / 4];
-    __builtin_memcpy(part, &all, sizeof all);
-    if constexpr (REGISTER_LANES == 4) return part[0];
-    if constexpr (REGISTER_LANES == 8) return part[0] + part[1];
-    if constexpr (REGISTER_LANES == 16) return (part[0] + part[1]) + (part[2] + part[3]);
+
+// In each quad {sum(a), sum(b), sum(c), sum(d)} of the quads of a, b, c and d.
+inline f32_register sum_quads(f32_register a, f32_register b, f32_register c, f32_register d) {
+    constexpr int Y = REGISTER_LANES;
+    const f32_register ac = LANES_OF(a, c, 0, 1, Y + 2, Y + 3) + LANES_OF(a, c, 2, 3, Y, Y + 1);
+    const f32_register bd = LANES_OF(b, d, 0, 1, Y + 2, Y + 3) + LANES_OF(b, d, 2, 3, Y, Y + 1);
+    return LANES_OF(ac, bd, 0, Y + 1, 2, Y + 3) + LANES_OF(ac, bd, 1, Y, 3, Y + 2);
+}
+#undef LANES_OF
+
+// Of QUADS registers, each the sum of its quads.
+inline f32_register sum_registers(const f32_register* x) {
+#if defined(__AVX512F__)
+#define QUADS_OF(x, y, a, b, c, d) \
+    (f32_register)__builtin_shufflevector((f64x8)(x), (f64x8)(y), 2 * (a), 2 * (a) + 1, 2 * (b), 2 * (b) + 1, 2 * (c), \
+                                          2 * (c) + 1, 2 * (d), 2 * (d) + 1)
+    typedef double f64x8 __attribute__((vector_size(64)));
+    const f32_register ac = QUADS_OF(x[0], x[2], 0, 1, 6, 7) + QUADS_OF(x[0], x[2], 2, 3, 4, 5);
+    const f32_register bd = QUADS_OF(x[1], x[3], 0, 1, 6, 7) + QUADS_OF(x[1], x[3], 2, 3, 4, 5);
+    return QUADS_OF(ac, bd, 0, 5, 2, 7) + QUADS_OF(ac, bd, 1, 4, 3, 6);
+#undef QUADS_OF
+#elif defined(__AVX__)
+    return __builtin_shufflevector(x[0], x[1], 0, 1, 2, 3, 12, 13, 14, 15) +
+           __builtin_shufflevector(x[0], x[1], 4, 5, 6, 7, 8, 9, 10, 11);
+#else
+    return x[0];
+#endif
 }
 
-// scores[r][key] of ROWS rows with `count` keys, a multiple of KEYS_AT_A_TIME.
+// scores[r][key] of ROWS rows with `count` keys, a multiple of REGISTER_LANES.
 template <class M, class T, int ROWS>
 void dot_keys(const typename M::element* query, int depth, const T* const* keys, int count, int head_dim,
               float* scores, Prefetcher& prefetcher) {
-    constexpr int WIDTH = REGISTER_LANES * M::PER_ELEMENT;
-    for (int k = 0; k < count; k += KEYS_AT_A_TIME) {
-        prefetcher.fetch(KEYS_AT_A_TIME * head_dim * (int)sizeof(T));
-        f32_register acc[ROWS][KEYS_AT_A_TIME] = {};
-        const auto add = [&](int d, int left) {
-            typename M::part key[KEYS_AT_A_TIME];
+    constexpr int WIDTH = 2 * REGISTER_LANES;
+    for (int first = 0; first < count; first += REGISTER_LANES) {
+        prefetcher.fetch(REGISTER_LANES * head_dim * (int)sizeof(T));
+        f32_register quads[ROWS][QUADS];
+        for (int quad = 0; quad < QUADS; quad++) {
+            const T* const* const four = keys + first + quad * 4;
+            f32_register acc[ROWS][4] = {};
+            const auto add = [&](int d, int left) {
+                typename M::part key[4][PARTS<M>];
 #pragma GCC unroll 4
-            for (int i = 0; i < KEYS_AT_A_TIME; i++) key[i] = load_row<M>(keys[k + i] + d, left);
+                for (int i = 0; i < 4; i++) load_parts<M>(four[i] + d, left, key[i]);
+#pragma GCC unroll 2
+                for (int part = 0; part < PARTS<M>; part++)
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) {
-                const auto q = load_raw<typename M::part>(query + r * depth + d / M::PER_ELEMENT);
+                    for (int r = 0; r < ROWS; r++) {
+                        const auto q = load_raw<typename M::part>(query + r * depth + d / M::PER_ELEMENT +
+                                                                  part * REGISTER_LANES);
 #pragma GCC unroll 4
-                for (int i = 0; i < KEYS_AT_A_TIME; i++) acc[r][i] = M::multiply_add(acc[r][i], q, key[i]);
-            }
-        };
-        int d = 0;
-        for (; d + WIDTH <= head_dim; d += WIDTH) add(d, WIDTH);
-        if (d < head_dim) add(d, head_dim - d);
+                        for (int i = 0; i < 4; i++) acc[r][i] = M::multiply_add(acc[r][i], q, key[i][part]);
+                    }
+            };
+            int d = 0;
+            for (; d + WIDTH <= head_dim; d += WIDTH) add(d, WIDTH);
+            if (d < head_dim) add(d, head_dim - d);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) quads[r][quad] = sum_quads(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++) {
-            const f32x4 sums = sum_each(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
-            __builtin_memcpy(scores + r * FEW_ROWS_RANGE + k, &sums, sizeof sums);
+            const f32_register sums = sum_registers(quads[r]);
+            __builtin_memcpy(scores + r * FEW_ROWS_RANGE + first, &sums, sizeof sums);
+        }
+    }
+}
+
+// Elements in the order of load_parts, and sums of products with its values from there.
+inline void part_pairs(float* row, int size) {
+    for (int d = 0; d < size; d += 2 * REGISTER_LANES) {
+        float pairs[2 * REGISTER_LANES];
+        std::copy(row + d, row + d + 2 * REGISTER_LANES, pairs);
+        for (int i = 0; i < REGISTER_LANES; i++) {
+            row[d + i] = pairs[2 * i];
+            row[d + REGISTER_LANES + i] = pairs[2 * i + 1];
+        }
+    }
+}
+inline void join_pairs(float* row, int size) {
+    for (int d = 0; d < size; d += 2 * REGISTER_LANES) {
+        float parts[2 * REGISTER_LANES];
+        std::copy(row + d, row + d + 2 * REGISTER_LANES, parts);
+        for (int i = 0; i < REGISTER_LANES; i++) {
+            row[d + 2 * i] = parts[i];
+            row[d + 2 * i + 1] = parts[REGISTER_LANES + i];
         }
     }
 }
@@ -84,19 +126,28 @@ void weigh_block(const typename M::element* weights, const T* const* values, int
                  int stride) {
     constexpr int WEIGHT_STRIDE = FEW_ROWS_RANGE / M::PER_ELEMENT;
     f32_register acc[ROWS][COUNT] = {};
-    for (int k = 0; k < count; k += M::PER_ELEMENT) {
-        typename M::part value[COUNT];
-        load_values<M, COUNT>(values[k] + d, values[k + M::PER_ELEMENT - 1] + d, left, value);
+    const auto add = [&](auto left_here) {
+        for (int k = 0; k < count; k += M::PER_ELEMENT) {
+            typename M::part value[COUNT];
+            load_values<M, COUNT>(values[k] + d, values[k + M::PER_ELEMENT - 1] + d, left_here, value);
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            const auto weight = M::broadcast_part(weights[r * WEIGHT_STRIDE + k / M::PER_ELEMENT]);
+            for (int r = 0; r < ROWS; r++) {
+                const auto weight = M::broadcast_part(weights[r * WEIGHT_STRIDE + k / M::PER_ELEMENT]);
 #pragma GCC unroll 4
-            for (int v = 0; v < COUNT; v++) acc[r][v] = M::multiply_add(acc[r][v], weight, value[v]);
+                for (int v = 0; v < COUNT; v++) acc[r][v] = M::multiply_add(acc[r][v], weight, value[v]);
+            }
         }
+    };
+    if (constexpr int WHOLE = COUNT * REGISTER_LANES; left >= WHOLE) {
+        add(std::integral_constant<int, WHOLE>{});
+    } else {
+        add(left);
     }
+    // One by one: of an array that is copied as a whole, GCC keeps nothing in registers.
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++)
-        __builtin_memcpy(sums + r * stride, acc[r], sizeof acc[r]);
+#pragma GCC unroll 4
+        for (int v = 0; v < COUNT; v++) store_register(sums + r * stride + v * REGISTER_LANES, acc[r][v]);
 }
 
 template <class F>
@@ -123,10 +174,11 @@ class VectorProducts {
           value_dim_(p.value_dim),
           padded_value_dim_(p.padded_value_dim()) {}
 
-    void score(const typename M::element* query, int rows, const T* const* keys, int count, float* scores,
+    void score(typename M::element* query, int rows, const T* const* keys, int count, float* scores,
                Prefetcher& prefetcher) {
         const int depth = dim_ / M::PER_ELEMENT;
-        const int padded = (count + KEYS_AT_A_TIME - 1) / KEYS_AT_A_TIME * KEYS_AT_A_TIME;
+        const int padded = (count + REGISTER_LANES - 1) / REGISTER_LANES * REGISTER_LANES;
+        if constexpr (PARTS_PAIRS) part_pairs(query, rows * dim_);
         for (int r = 0; r < rows; r += DECODE_ROWS) {
             with_rows(std::min(DECODE_ROWS, rows - r), [&](auto n) {
                 dot_keys<M, T, n()>(query + r * depth, depth, keys, padded, head_dim_, scores + r * FEW_ROWS_RANGE,
@@ -151,11 +203,14 @@ class VectorProducts {
                 }
             });
         }
+        if constexpr (PARTS_PAIRS) join_pairs(sums, rows * stride);
         if (M::PER_ELEMENT == 2)
             for (int i = 0; i < rows * stride; i += 2 * LANES) order_sums(sums + i);
     }
 
    private:
+    static constexpr bool PARTS_PAIRS = M::PER_ELEMENT == 1 && IN_PAIRS<T>;
+
     const int head_dim_, dim_, value_dim_, padded_value_dim_;
 };
 

@@ -51,10 +51,10 @@ void run_plan(const Problem& p, const Plan& plan, int threads) {
 #endif
 #if defined(__AVX512VNNI__)
             if (attention_in_fixed_point())
-                return run_tiles<FixedPrefillWorker<T>, VectorProducts<M, T>>(p, plan, remaining, partials);
+                return run_tiles<FixedPrefillWorker<T>, VectorProducts<Fp32, T>>(p, plan, remaining, partials);
 #endif
             if (floats_beat_bf16_pairs())
-                return run_tiles<PrefillWorker<Fp32, T>, VectorProducts<M, T>>(p, plan, remaining, partials);
+                return run_tiles<PrefillWorker<Fp32, T>, VectorProducts<Fp32, T>>(p, plan, remaining, partials);
         }
         run_tiles<PrefillWorker<M, T>, VectorProducts<M, T>>(p, plan, remaining, partials);
     });
