@@ -15,8 +15,8 @@ constexpr int DECODE_ROWS = 4;  // of 32 registers
 #endif
 constexpr int VALUES_AT_A_TIME = 4;  // registers of a row of values
 
-// Sums across registers, several at a time: each step puts what is left of two into one, and of its two operands only one
-// is shuffled.
+// Sums across registers, several at a time: each step puts what is left of two into one, and shuffles only one of its
+// two operands, since a processor has one unit that shuffles.
 #if defined(__AVX512F__)
 constexpr int QUADS = 4;  // of numbers in a register
 #define LANES_OF(x, y, a, b, c, d) \
