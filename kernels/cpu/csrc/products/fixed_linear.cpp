@@ -27,43 +27,86 @@ void add_spikes(const Inputs& x, int64_t token, int64_t block, const fixed_point
     });
 }
 
-// sums [tokens of x from `first` to `end`, GROUP] of the tiles [begin, begin + GROUP), of which the last may be missing
+// A piece of a product: tokens by tiles. GROUP tiles after the other are multiplied with all the tokens, one pass after
+// the other. Meanwhile the next ones come nearer, a part with each pass: reading weights takes as long as some 30 tokens
+// do, so memory is to be as busy as the products are.
 template <int GROUP>
-void multiply_all(const Problem& p, const Inputs& x, int64_t first, int64_t end, int64_t begin, f32x16* sums) {
-    const Blocks blocks(p.in);
-    std::fill(sums, sums + (end - first) * GROUP, f32x16{});
-    for (int64_t block = 0; block < blocks.number; block++) {
-        fixed_point::Weights<GROUP> weights = {{}, {}, 1};
-        for (int n = 0; n < GROUP; n++) {
-            const uint32_t* const tile = p.tile_in_turn(std::min(begin + n, p.tiles() - 1));
-            weights.scales[n] = (const float*)tile + block * TILE;
-            weights.pairs[n] = tile + blocks.number * TILE + block * blocks.per_block * UNIT_PAIRS;
+class Piece {
+   public:
+    Piece(const Problem& p, const Inputs& x, int64_t first, int64_t end)
+        : p_(p), x_(x), blocks_(p.in), tile_pairs_(p.tile_pairs()), first_(first), end_(end),
+          passes_((end - first + x.passes.per_pass - 1) / x.passes.per_pass) {}
+
+    // The tiles [begin, end), at most GROUP; those from `next` on come after them.
+    void multiply(int64_t begin, int64_t end, int64_t next) const {
+        f32x16 sums[MAX_SUMS];
+        for (int64_t token = first_, pass = 0; token < end_; token += x_.passes.per_pass, pass++) {
+            const int count = x_.passes.count(token);
+            std::fill(sums, sums + count * GROUP, f32x16{});
+            for (int64_t block = 0; block < blocks_.number; block++) {
+                const Weights weights = weights_of(begin, block);
+                const Ahead ahead = ahead_of(token, pass, begin, next, block);
+                fixed_point::multiply_of<GROUP, Ahead>(count)(x_, token, block, weights, ahead, sums);
+                for (int t = 0; t < count; t++) add_spikes(x_, token + t, block, weights, sums + t * GROUP);
+            }
+            p_.write_tokens(token, count, begin, end, sums, GROUP);
         }
-        for (int64_t token = first; token < end; token += x.passes.per_pass)
-            fixed_point::multiply_of<true, GROUP>(x.passes.count(token))(x, token, block, weights,
-                                                                         sums + (token - first) * GROUP);
-        for (int64_t token = first; token < end; token++)
-            add_spikes(x, token, block, weights, sums + (token - first) * GROUP);
     }
-}
+
+   private:
+    typedef fixed_point::Weights<GROUP> Weights;
+    typedef fixed_point::Ahead<GROUP> Ahead;
+
+    const uint32_t* tile(int64_t index) const {  // the last one where there are no more
+        return p_.weight + p_.in_turn(std::min(index, p_.tiles() - 1)) * tile_pairs_;
+    }
+    int64_t rows_before(int64_t block) const { return std::min(block * blocks_.per_block, blocks_.units) * ROWS; }
+
+    Weights weights_of(int64_t begin, int64_t block) const {
+        Weights weights = {{}, {}, 1};
+        for (int n = 0; n < GROUP; n++) {
+            weights.scales[n] = (const float*)tile(begin + n) + block * TILE;
+            weights.pairs[n] = tile(begin + n) + (blocks_.number + rows_before(block)) * TILE;
+        }
+        return weights;
+    }
+
+    // A single pass comes upon weights that are in memory: what follows close behind is what is ahead.
+    Ahead ahead_of(int64_t token, int64_t pass, int64_t begin, int64_t next, int64_t block) const {
+        const int64_t step = (ROW_BYTES + passes_ - 1) / passes_;
+        const int64_t tiles = passes_ == 1 ? begin : next, skipped = passes_ == 1 ? PREFETCH : 0;
+        const int64_t rows = pass * rows_before(blocks_.number) + rows_before(block);
+        Ahead ahead = {{}, step, p_.results_at(token, begin), p_.token_results() * p_.result_bytes()};
+        for (int n = 0; n < GROUP; n++) ahead.weights[n] = (const char*)tile(tiles + n) + skipped + rows * step;
+        return ahead;
+    }
+
+    const Problem& p_;
+    const Inputs& x_;
+    const Blocks blocks_;
+    const int64_t tile_pairs_;
+    const int64_t first_, end_, passes_;  // of tokens
+};
 
 template <class T>
 void linear_of(const Problem& p, const T* x, int threads) {
-    const int64_t group = group_for<Floats>(p.tokens);
+    const int64_t most_group = group_for<Floats>(p.tokens);
     const int block = (int)Blocks(p.in).per_block * UNIT;
-    Inputs inputs(fixed_point::BOUNDED, p.tokens, p.stride, block, tokens_with((int)group));
-    const Pieces pieces(threads, p.tiles(), p.tokens, p.gated ? 2 : 1, group, inputs.passes.per_pass, MAX_PART);
+    Inputs inputs(fixed_point::BOUNDED, p.tokens, p.stride, block, tokens_with((int)most_group));
+    const Pieces pieces(threads, p.tiles(), p.tokens, p.gated ? 2 : 1, fixed_point::MOST_GROUP,
+                        inputs.passes.per_pass, MAX_PART);
     inputs.quantize(threads, [&](int64_t token) {
         return [next = x + token * p.stride]() mutable { return load((next += LANES) - LANES); };
     });
     pieces.for_each(threads, [&](int64_t begin, int64_t end, int64_t first, int64_t tokens_end) {
-        static thread_local std::vector<f32x16> memory;
-        memory.resize((tokens_end - first) * pieces.group);
-        with_group(pieces.group, [&](auto group) {
-            multiply_all<group()>(p, inputs, first, tokens_end, begin, memory.data());
+        with_group(std::min(most_group, pieces.group), [&](auto group) {
+            const Piece<group()> piece(p, inputs, first, tokens_end);
+            const int64_t after = begin + threads * pieces.group;  // other threads take the pieces between, most likely
+            for (int64_t tile = begin, next; tile < end; tile = next) {
+                next = tile + group();
+                piece.multiply(tile, std::min(next, end), next < end ? next : after);
+            }
         });
-        const f32x16* sums = memory.data();
-        for (int64_t t = first; t < tokens_end; t++, sums += pieces.group) p.write_tiles(t, begin, end, sums);
     });
 }
 

@@ -33,6 +33,7 @@ constexpr int MOST_IN_BLOCK = 1024;                        // and in BOUNDED one
 constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
 constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
 constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
+constexpr int LINE = 64;                                   // bytes that come to a cache at a time
 constexpr int64_t STAGE_INPUTS = 2048;                     // in fixed point at a time
 constexpr int64_t PART_TOKENS = 512;                       // with inputs in fixed point at a time
 constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
@@ -146,14 +147,16 @@ class Inputs {
         for (int64_t index = 0; index < blocks; index++) {
             const int vectors = vectors_of(index);
             alignas(64) float x[MOST_IN_BLOCK];
-            for (int v = 0; v < vectors; v++) store(x + v * LANES, next());
             f32_register largest = {}, squares = {}, magnitudes = {};
-            for (int i = 0; i < vectors * LANES; i += REGISTER_LANES) {
-                const f32_register numbers = load_register(x + i);
-                largest = max(largest, magnitude(numbers));
-                squares += numbers * numbers;
-                magnitudes += magnitude(numbers);
-                poison += numbers * 0.0f;
+            for (float* vector = x; vector < x + vectors * LANES; vector += LANES) {
+                store(vector, next());
+                for (int lane = 0; lane < LANES; lane += REGISTER_LANES) {
+                    const f32_register numbers = load_register(vector + lane);
+                    largest = max(largest, magnitude(numbers));
+                    squares += numbers * numbers;
+                    magnitudes += magnitude(numbers);
+                    poison += numbers * 0.0f;
+                }
             }
             Sizes sizes = {max(largest), sum(squares), sum(magnitudes)};
             if (sums_ == BOUNDED) cut_spikes(token * blocks + index, x, vectors * LANES, sizes);
@@ -220,16 +223,37 @@ struct Weights {
     int64_t blocks;
 };
 
-// sums [TOKENS, GROUP] += products of a pass of tokens, from block `begin` on. FROM_MEMORY: weights are fetched ahead.
-template <bool FROM_MEMORY, int TOKENS, int GROUP>
-void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP>& w, f32x16* sums) {
+// What is brought to the caches while a pass is multiplied, evenly: many loads at a time that miss the caches would hold
+// up those of the products.
+template <int GROUP>
+struct Ahead {
+    const char* weights[GROUP];  // of tiles that come later, `step` bytes of each with every row
+    int64_t step;
+    const char* results;         // of the pass: the lines that GROUP tiles write, of a token with every 16 inputs
+    int64_t token_bytes;         // from a token's results to the next one's
+};
+
+// Weights and results are in the caches.
+struct Nothing {};
+
+// sums [TOKENS, GROUP] += products of a pass of tokens, from block `begin` on
+template <int TOKENS, int GROUP, class A>
+void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP>& w, A ahead, f32x16* sums) {
     constexpr int PAIRS = Inputs::PAIRS;
+    constexpr bool FETCHES = !std::is_same_v<A, Nothing>;
     const uint32_t* tiles[GROUP];
     for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs[n];
     const uint32_t* pairs = x.pairs(token, begin);
     for (int64_t block = 0; block < w.blocks; block++) {
         i32_register acc[TOKENS][GROUP * REGISTERS] = {};
-        for (int v = x.vectors_of(begin + block); v > 0; v--, pairs += TOKENS * PAIRS)
+        for (int v = 0, vectors = x.vectors_of(begin + block); v < vectors; v++, pairs += TOKENS * PAIRS) {
+            if constexpr (FETCHES) {
+                if (v < TOKENS) {
+#pragma GCC unroll 4
+                    for (int n = 0; n < GROUP; n++) __builtin_prefetch(ahead.results + n * LINE, 1, 2);
+                    ahead.results += ahead.token_bytes;
+                }
+            }
             for (int row = 0; row < PAIRS; row++) {
                 i32_register weights[GROUP * REGISTERS];
 #pragma GCC unroll 4
@@ -237,7 +261,10 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP
                     weights[n] = load_raw<i32_register>(tiles[n / REGISTERS] + n % REGISTERS * REGISTER_LANES);
 #pragma GCC unroll 4
                 for (int n = 0; n < GROUP; n++) {
-                    if (FROM_MEMORY) __builtin_prefetch((const char*)tiles[n] + packed::PREFETCH);
+                    if constexpr (FETCHES) {
+                        __builtin_prefetch(ahead.weights[n]);
+                        ahead.weights[n] += ahead.step;
+                    }
                     tiles[n] += TILE;
                 }
 #pragma GCC unroll 12
@@ -247,6 +274,7 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP
                     for (int n = 0; n < GROUP * REGISTERS; n++) acc[t][n] = add_products(acc[t][n], weights[n], input);
                 }
             }
+        }
         const float* const scales = x.scales(token) + begin + block;
 #pragma GCC unroll 4
         for (int n = 0; n < GROUP * REGISTERS; n++) {
@@ -261,18 +289,17 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP
     }
 }
 
-template <int GROUP>
-using Multiply = void (*)(const Inputs&, int64_t, int64_t, const Weights<GROUP>&, f32x16*);
+template <int GROUP, class A>
+using Multiply = void (*)(const Inputs&, int64_t, int64_t, const Weights<GROUP>&, A, f32x16*);
 
-template <bool FROM_MEMORY, int GROUP, int... COUNTS>
-Multiply<GROUP> multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
-    static constexpr Multiply<GROUP> products[] = {multiply<FROM_MEMORY, COUNTS + 1, GROUP>...};
+template <int GROUP, class A, int... COUNTS>
+Multiply<GROUP, A> multiply_of(int64_t tokens, std::integer_sequence<int, COUNTS...>) {
+    static constexpr Multiply<GROUP, A> products[] = {multiply<COUNTS + 1, GROUP, A>...};
     return products[tokens - 1];
 }
-template <bool FROM_MEMORY, int GROUP>
-Multiply<GROUP> multiply_of(int64_t tokens) {
-    return multiply_of<FROM_MEMORY, GROUP>(tokens,
-                                           std::make_integer_sequence<int, packed::tokens_with(GROUP)>{});
+template <int GROUP, class A>
+Multiply<GROUP, A> multiply_of(int64_t tokens) {
+    return multiply_of<GROUP, A>(tokens, std::make_integer_sequence<int, packed::tokens_with(GROUP)>{});
 }
 
 // Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into
@@ -305,8 +332,8 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
                         weights[n].block(block + b, pairs_at(n, b), scales_at(n, b));
                 }
                 for (int64_t token = first; token < tokens_end; token += x.passes.per_pass)
-                    multiply_of<false, GROUP>(x.passes.count(token))(x, token, block, stage,
-                                                                     sum_memory.data() + (token - first) * GROUP);
+                    multiply_of<GROUP, Nothing>(x.passes.count(token))(x, token, block, stage, {},
+                                                                       sum_memory.data() + (token - first) * GROUP);
             }
             const f32x16* sums = sum_memory.data();
             for (int64_t token = first; token < tokens_end; token++, sums += GROUP)

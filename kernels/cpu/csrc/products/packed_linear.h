@@ -50,9 +50,8 @@ struct Problem {
     int64_t tile_pairs() const { return is_fixed ? Blocks(in).tile_pairs() : units() * UNIT_PAIRS; }
     const uint32_t* tile(int64_t index) const { return weight + index * tile_pairs(); }
     // The tile that is multiplied as the index-th: of gated ones each gate comes before what it multiplies.
-    const uint32_t* tile_in_turn(int64_t index) const {
-        return tile(gated ? index / 2 + index % 2 * (tiles() / 2) : index);
-    }
+    int64_t in_turn(int64_t index) const { return gated ? index / 2 + index % 2 * (tiles() / 2) : index; }
+    const uint32_t* tile_in_turn(int64_t index) const { return tile(in_turn(index)); }
     // Pairs from a tile to the one that is multiplied after it, of gated ones from a gate to what it multiplies
     int64_t next_tile() const { return gated ? tiles() / 2 * tile_pairs() : tile_pairs(); }
     void write(int64_t token, int64_t tile, f32x16 sums) const {
@@ -78,10 +77,26 @@ struct Problem {
         if (wide) return store(results<float>(token) + n, product);
         store(results<bf16>(token) + n, product);
     }
+    // The same of `count` tokens, each of which has `stride` sums
+    void write_tokens(int64_t token, int count, int64_t tile, int64_t end, const f32x16* sums, int64_t stride) const {
+        if (gated || bias) {
+            for (int t = 0; t < count; t++) write_tiles(token + t, tile, end, sums + t * stride);
+        } else if (wide) {
+            write_sums<float>(token, count, tile, end, sums, stride);
+        } else {
+            write_sums<bf16>(token, count, tile, end, sums, stride);
+        }
+    }
+    int64_t token_results() const { return gated ? out / 2 : out; }
     template <class T>
     T* results(int64_t token) const {
-        return (T*)result + token * (gated ? out / 2 : out);
+        return (T*)result + token * token_results();
     }
+    // Where the sums of a token and a tile are written
+    const char* results_at(int64_t token, int64_t tile) const {
+        return (const char*)result + (token * token_results() + (gated ? tile / 2 : tile) * TILE) * result_bytes();
+    }
+    int64_t result_bytes() const { return wide ? sizeof(float) : sizeof(bf16); }
     // That of at most `most` tokens from `first` on
     Problem part(int64_t first, int64_t most) const {
         Problem part = *this;
@@ -93,6 +108,14 @@ struct Problem {
     }
 
    private:
+    template <class T>
+    void write_sums(int64_t token, int count, int64_t tile, int64_t end, const f32x16* sums, int64_t stride) const {
+        T* const rows = results<T>(token);
+        for (; tile < end; tile++, sums++) {
+            const int lanes = (int)std::min<int64_t>(TILE, out - tile * TILE);
+            for (int t = 0; t < count; t++) store(rows + t * out + tile * TILE, sums[t * stride], lanes);
+        }
+    }
     template <class T>
     void write_as(int64_t token, int64_t tile, f32x16 sums) const {
         const int64_t n = tile * TILE;
@@ -117,7 +140,9 @@ struct Pieces {
         groups = (tiles + group - 1) / group;
         const int64_t granules = (tokens + granule - 1) / granule;
         const int64_t few = std::max((tokens + most_part - 1) / most_part, (wanted / 2 + groups - 1) / groups);
-        part = std::max<int64_t>(1, granules / few) * granule;
+        const int64_t part_granules = std::max<int64_t>(1, granules / few);
+        parts = (granules + part_granules - 1) / part_granules;
+        part = (granules + parts - 1) / parts * granule;  // 9 granules of at most 4 are 3 + 3 + 3, not 4 + 4 + 1
         parts = (tokens + part - 1) / part;
     }
 
