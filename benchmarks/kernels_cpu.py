@@ -1,7 +1,8 @@
 """Compares the CPU kernels with torch: `python -m benchmarks.kernels_cpu [--threads N] [PART ...]`.
 
 All contenders of a row run in turn within one loop and the best round counts, so the ratios hold on a busy machine too.
-Weights and pages are cold: each call takes the next of many copies. Shapes are those of SmolLM2-135M in bfloat16.
+Weights and pages are cold: each call takes the next of many copies. Shapes are those of SmolLM2-135M in bfloat16, and
+products also those of Qwen3-0.6B.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from pagewire.kernels.cpu import attention
 from pagewire.kernels.cpu.inputs import step_inputs
 from pagewire.kernels.cpu.products import packed_linear
 from pagewire.kernels.cpu.products.linear import linear
+from pagewire.tools.bench.curves import machine
 
 COLD_BYTES = 100_000_000  # more than the caches hold
 MOST_WORK = 1_000_000_000  # multiply-adds of a round, unless that were fewer than two calls
 ROUNDS = 6
+SMOL_SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152))
+QWEN_SHAPES = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 SCALE = HEAD_DIM**-0.5
 
@@ -70,7 +74,7 @@ def print_row(label: str, times: dict[str, float], work: str) -> None:
 
 def bench_linear() -> None:
     print("\nlinear, µs (direct: with row-major weights; prepacked: oneDNN with its own copy of the weights)")
-    for in_features, out_features in ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152)):
+    for in_features, out_features in (*SMOL_SHAPES, *QWEN_SHAPES):
         weight_bytes = 2 * in_features * out_features
         copies = max(2, COLD_BYTES // weight_bytes)
         weights = [torch.randn(out_features, in_features).bfloat16() for _ in range(copies)]
@@ -88,9 +92,10 @@ def bench_linear() -> None:
 def linear_contenders(packed: list[Tensor], weights: list[Tensor], num_tokens: int) -> dict[str, Callable[[], None]]:
     out_features, in_features = weights[0].shape
     x = torch.randn(num_tokens, in_features).bfloat16()
+    given = x if packed_linear.rounds_inputs() else x.float()  # as norms give it
     reordered = [torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens) for weight in weights]
     contenders = {
-        "ours": for_each(packed, lambda weight: packed_linear.packed_linear(x.float(), weight, None, out_features)),
+        "ours": for_each(packed, lambda weight: packed_linear.packed_linear(given, weight, None, out_features)),
         "F.linear": for_each(weights, lambda weight: F.linear(x, weight)),
         "prepacked": for_each(
             reordered, lambda weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -257,6 +262,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", choices=[*parts, []], help=f"of {', '.join(parts)}")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    print(machine())
     print(f"torch {torch.__version__}, {arguments.threads} threads, bfloat16 unless said otherwise; best of {ROUNDS}")
     for part in arguments.parts or parts:
         parts[part]()
