@@ -28,8 +28,8 @@ void add_spikes(const Inputs& x, int64_t token, int64_t block, const fixed_point
 }
 
 // A piece of a product: tokens by tiles. GROUP tiles after the other are multiplied with all the tokens, one pass after
-// the other. Meanwhile the next ones come nearer, a part with each pass: reading weights takes as long as some 30 tokens
-// do, so memory is to be as busy as the products are.
+// the other. Meanwhile the next ones come nearer, a part with each pass: reading weights takes as long as multiplying
+// some 30 tokens, so memory is to be as busy as the products are.
 template <int GROUP>
 class Piece {
    public:

@@ -223,8 +223,8 @@ struct Weights {
     int64_t blocks;
 };
 
-// What is brought to the caches while a pass is multiplied, evenly: many loads at a time that miss the caches would hold
-// up those of the products.
+// What is brought to the caches while a pass is multiplied, evenly: many loads at a time that miss the caches would
+// hold up those of the products.
 template <int GROUP>
 struct Ahead {
     const char* weights[GROUP];  // of tiles that come later, `step` bytes of each with every row
