@@ -22,7 +22,7 @@ constexpr int64_t AMX_MIN_TABLE_TOKENS = 12;
 int64_t fixed_point_tokens(const GroupedWeight& w, bool has_table) {
     constexpr bool AVX512 = REGISTERS == 1;
     if (has_table) return 16;
-    return w.bits == 8 ? (AVX512 ? 96 : 32) : (AVX512 ? 40 : 20);
+    return w.bits == 8 ? (AVX512 ? 96 : 32) : (AVX512 ? 14 : 20);
 }
 
 bool fits_bytes(const GroupedWeight& w) {

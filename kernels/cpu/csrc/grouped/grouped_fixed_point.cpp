@@ -10,12 +10,13 @@
 
 namespace {
 
+using fixed_point::DECODED_NORM;
 using fixed_point::i16_register;
 using fixed_point::Integers;
+using fixed_point::LARGEST_DECODED;
 using fixed_point::u16_register;
 
 constexpr int UNIT_ROWS = UNIT / 2;  // of pairs of inputs, in the order of `in_order_of_pairs`
-constexpr int HALF_ROWS = UNIT_ROWS / 2;
 constexpr int FACTOR_BITS = 15;      // a product of codes is divided by 2^15
 
 // Codes that are numbers: in rows as 2^SHIFT of themselves.
@@ -31,13 +32,31 @@ class Numbers {
 
     // The codes of a unit, of as many outputs as a register holds
     void unpack(const uint8_t* codes, i16_register rows[UNIT_ROWS]) const {
-        u32_register quads[QUADS];
-        unpack_unit<BITS>(codes, quads);
+        if constexpr (BITS == 4) {  // four to a word
+#pragma GCC unroll 4
+            for (int plane = 0; plane < QUADS / 2; plane++) {
+                const u16_register words = load_raw<u16_register>(codes + plane * 64);
+                rows[4 * plane] = row_of<0>(words);
+                rows[4 * plane + 1] = row_of<8>(words);
+                rows[4 * plane + 2] = row_of<4>(words);
+                rows[4 * plane + 3] = row_of<12>(words);
+            }
+        } else {
 #pragma GCC unroll 8
-        for (int q = 0; q < QUADS; q++) {
-            rows[2 * q] = (i16_register)(quads[q] & 0x00ff00ffu) << (FACTOR_BITS - BITS);
-            rows[2 * q + 1] = (i16_register)(quads[q] >> 8 & 0x00ff00ffu) << (FACTOR_BITS - BITS);
+            for (int q = 0; q < QUADS; q++) {
+                const u16_register words = (u16_register)unpack_quad<BITS, u32_register>(codes, q);
+                rows[2 * q] = row_of<0>(words);
+                rows[2 * q + 1] = row_of<8>(words);
+            }
         }
+    }
+
+   private:
+    // The codes that begin at this bit of each word
+    template <int FROM>
+    static i16_register row_of(u16_register words) {
+        constexpr int TO = FACTOR_BITS - BITS;
+        return (i16_register)((FROM > TO ? words >> (FROM - TO) : words << (TO - FROM)) & (uint16_t)(0x7fff << TO & 0x7fff));
     }
 };
 
@@ -94,75 +113,97 @@ class Table {
     uint8_t low_[sizeof(Integers)], high_[sizeof(Integers)];
 };
 
-// The scales and offsets of a tile's groups; offsets of a codebook do not count.
-class TileGroups {
+// The codes, scales and offsets of a tile; offsets of a codebook do not count.
+class TileOf {
    public:
-    explicit TileGroups(const GroupedWeight& w) : w_(w), floats_(w.padded_groups() * TILE), memory_(2 * floats_) {}
+    TileOf(const GroupedWeight& w, int block)
+        : w(w), block_units((int)(block / UNIT)), floats_(w.padded_groups() * TILE), memory_(2 * floats_) {}
 
-    void start(int64_t tile) {
-        expand_groups(w_, tile, false, memory_.data());
-        if (!w_.codebook) expand_groups(w_, tile, true, memory_.data() + floats_);
+    void start(int64_t tile, int64_t next) {
+        codes_ = w.tile_codes(tile);
+        next_ = w.tile_codes(next);
+        expand(tile, next, false, memory_.data());
+        if (!w.codebook) expand(tile, next, true, memory_.data() + floats_);
     }
+    const uint8_t* codes(int64_t unit) const { return codes_ + unit * w.unit_bytes(); }
     const float* scales(int64_t group) const { return memory_.data() + group * TILE; }
     const float* offsets(int64_t group) const { return memory_.data() + floats_ + group * TILE; }
+    const char* ahead(int64_t block) const { return (const char*)next_ + block * block_units * w.unit_bytes(); }
+    int64_t row_bytes() const { return w.unit_bytes() / UNIT_ROWS; }
+    int units(int64_t block) const { return (int)std::min<int64_t>(block_units, w.units() - block * block_units); }
+
+    const GroupedWeight& w;
+    const int block_units;
 
    private:
-    const GroupedWeight& w_;
+    void expand(int64_t tile, int64_t next, bool offsets, float* out) {
+        const int64_t bytes = w.group_bytes(offsets ? w.offset_kind : w.scale_kind);
+        const char* const ahead = (offsets ? w.offsets : w.scales) + next * bytes;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+        expand_groups(w, tile, offsets, out);
+    }
+
+    const uint8_t *codes_ = nullptr, *next_ = nullptr;
     const int64_t floats_;
     std::vector<float> memory_;  // scales, then offsets
 };
 
-// Numbers times their group's scale, plus its minimum: rounded to 12 bits of the largest that the block could hold.
-template <class Codes>
-class Scaled {
-   public:
-    explicit Scaled(const GroupedWeight& w, int) : w_(w), codes_(w), groups_(w) {}
+inline f32_register square_root(f32_register x) { return (f32_register)PAGEWIRE_FIXED_POINT(sqrt_ps)(x); }
 
-    void start(int64_t tile) {
-        tile_ = tile;
-        groups_.start(tile);
-    }
+// Numbers times their group's scale, plus its minimum.
+template <class Codes>
+class Scaled : public TileOf {
+   public:
+    Scaled(const GroupedWeight& w, int block) : TileOf(w, block), codes_(w) {}
 
     void block(int64_t index, uint32_t* pairs, float* scales) const {
-        for (int lane = 0; lane < TILE; lane += REGISTER_LANES) block_part(index, lane, pairs + lane, scales + lane);
+        for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
+            if (w.padded_group() < UNIT) decode<2>(index, lane, pairs + lane, scales + lane);
+            else decode<1>(index, lane, pairs + lane, scales + lane);
+        }
     }
 
    private:
-    static constexpr int AHEAD_UNITS = 4;
-    static constexpr int HALVES = 2 * fixed_point::MAX_BLOCK / UNIT;  // of units
-
-    void block_part(int64_t index, int lane, uint32_t* pairs, float* scales) const {
-        const int64_t first = index * HALVES;
-        const int halves = (int)std::min<int64_t>(HALVES, 2 * w_.units() - first);
-        f32_register factors[HALVES], minimums[HALVES], peak = {}, poison = {};
-        for (int h = 0; h < halves; h++) {
-            const int64_t group = (first + h) * (UNIT / 2) / w_.padded_group();
-            factors[h] = load_register(groups_.scales(group) + lane);
-            const f32_register offset = load_register(groups_.offsets(group) + lane);
-            minimums[h] = w_.has_minimums() ? offset : -factors[h] * offset;
-            peak = max(peak, max(fixed_point::magnitude(factors[h] * codes_.lowest() + minimums[h]),
-                                 fixed_point::magnitude(factors[h] * codes_.highest() + minimums[h])));
-            poison += (factors[h] * codes_.highest() + minimums[h]) * 0.0f;
+    // PARTS of a unit have a scale each.
+    template <int PARTS>
+    void decode(int64_t index, int lane, uint32_t* pairs, float* scales) const {
+        constexpr int MOST_PARTS = PARTS * fixed_point::MOST_DECODED / UNIT, PART_ROWS = UNIT_ROWS / PARTS;
+        const int64_t first = index * block_units * PARTS, per_group = w.padded_group() * PARTS / UNIT;
+        const int parts = units(index) * PARTS;
+        f32_register factors[MOST_PARTS], minimums[MOST_PARTS], peak = {}, squares = {}, poison = {};
+        for (int i = 0, group = first / per_group, left = per_group - first % per_group; i < parts; i++) {
+            factors[i] = load_register(this->scales(group) + lane);
+            const f32_register offset = load_register(offsets(group) + lane);
+            minimums[i] = w.has_minimums() ? offset : -factors[i] * offset;
+            const f32_register highest = factors[i] * codes_.highest() + minimums[i];
+            const f32_register largest = max(fixed_point::magnitude(factors[i] * codes_.lowest() + minimums[i]),
+                                             fixed_point::magnitude(highest));
+            peak = max(peak, largest);
+            squares += largest * largest;
+            poison += highest * 0.0f;
+            if (--left > 0) continue;
+            left = per_group;
+            group++;
         }
-        store_register(scales, peak / fixed_point::LARGEST_WEIGHT + poison);
-        const f32_register unit =
-            peak > SMALLEST_PEAK ? fixed_point::LARGEST_WEIGHT / peak : f32_register{};
-        const float row_unit = (1 << FACTOR_BITS) / codes_.unit();
-        const uint8_t* codes = w_.tile_codes(tile_) + first / 2 * w_.unit_bytes() + 4 * lane;
-        for (int h = 0; h < halves; codes += w_.unit_bytes()) {
+        // Where squares are no floats it is as if all were as large as the peak.
+        const f32_register by_norm = (peak > 1e-15f) & (peak < 1e17f)
+                                         ? square_root(squares * (float)(UNIT / PARTS)) * (1 / DECODED_NORM)
+                                         : peak * (16 / DECODED_NORM);
+        const f32_register unit = max(peak * (1 / LARGEST_DECODED), by_norm);
+        store_register(scales, unit + poison);
+        const f32_register integers = peak > SMALLEST_PEAK ? 1.0f / unit : f32_register{};
+        const f32_register steps = integers * (float)((1 << FACTOR_BITS) / codes_.unit());
+        const uint8_t* at = codes(index * block_units) + 4 * lane;
+        for (int i = 0; i < parts; at += w.unit_bytes()) {
             i16_register rows[UNIT_ROWS];
-#pragma GCC unroll 8
-            for (int i = 0; i < Codes::BITS; i++) __builtin_prefetch(codes + (AHEAD_UNITS * Codes::BITS + i) * 64);
-            codes_.unpack(codes, rows);
+            codes_.unpack(at, rows);
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; half++, h++) {
-                // Of a code's range no more than 2 * LARGEST_WEIGHT is left: 16 bits hold a step, 2^BITS times as
-                // large.
-                const f32_register steps = factors[h] * unit * row_unit, least = minimums[h] * unit;
-                const i16_register factor = fixed_point::pairs_of(steps, steps);
+            for (int part = 0; part < PARTS; part++, i++) {
+                const f32_register step = factors[i] * steps, least = minimums[i] * integers;
+                const i16_register factor = fixed_point::pairs_of(step, step);
                 const i16_register minimum = fixed_point::pairs_of(least, least);
-#pragma GCC unroll 8
-                for (int row = half * HALF_ROWS; row < (half + 1) * HALF_ROWS; row++, pairs += TILE) {
+#pragma GCC unroll 16
+                for (int row = part * PART_ROWS; row < (part + 1) * PART_ROWS; row++, pairs += TILE) {
                     const i16_register weights = fixed_point::scaled(rows[row], factor) + minimum;
                     __builtin_memcpy(pairs, &weights, sizeof weights);
                 }
@@ -170,40 +211,44 @@ class Scaled {
         }
     }
 
-    const GroupedWeight& w_;
     const Codes codes_;
-    TileGroups groups_;
-    int64_t tile_ = 0;
 };
 
 // fp8 e4m3: blocks are parts of groups.
-class Fp8 {
+class Fp8 : public TileOf {
    public:
-    Fp8(const GroupedWeight& w, int block) : w_(w), block_units_(block / UNIT), decoder_(w), groups_(w) {}
+    Fp8(const GroupedWeight& w, int block) : TileOf(w, block), decoder_(w) {}
 
-    void start(int64_t tile) {
-        codes_ = w_.tile_codes(tile);
-        groups_.start(tile);
-    }
-
-    void block(int64_t index, uint32_t* pairs, float* scales) const {
-        alignas(64) uint32_t numbers[fixed_point::MAX_BLOCK / 2 * TILE];
-        const int64_t first = index * block_units_;
-        for (int i = 0; i < block_units_; i++) {
-            const uint8_t* const codes = codes_ + (first + i) * w_.unit_bytes();
-            for (int line = 0; line < QUADS; line++) __builtin_prefetch(codes + packed::PREFETCH + line * 64);
-            decoder_.unit(codes, numbers + i * UNIT_ROWS * TILE);
-        }
-        fixed_point::to_fixed_point(numbers, block_units_ * UNIT_ROWS, pairs, scales);
-        store(scales, load(scales) * load(groups_.scales(first * UNIT / w_.padded_group())) * E4M3_UNIT);
+    void block(int64_t index, uint32_t* pairs, float* block_scales) const {
+        alignas(64) uint32_t numbers[fixed_point::MOST_DECODED / 2 * TILE];
+        const int64_t first = index * block_units;
+        for (int i = 0; i < block_units; i++) decoder_.unit(codes(first + i), numbers + i * UNIT_ROWS * TILE);
+        fixed_point::to_fixed_point(numbers, block_units * UNIT_ROWS, pairs, block_scales);
+        store(block_scales, load(block_scales) * load(scales(first * UNIT / w.padded_group())) * E4M3_UNIT);
     }
 
    private:
-    const GroupedWeight& w_;
-    const int block_units_;
     const TableDecoder decoder_;
-    TileGroups groups_;
-    const uint8_t* codes_ = nullptr;
+};
+
+// Units of a block: about as many in each; or, `in_groups`, of as many blocks as a group is
+int block_units(const GroupedWeight& w, bool in_groups) {
+    constexpr int64_t MOST = fixed_point::MOST_DECODED / UNIT;
+    const int64_t units = in_groups ? w.padded_group() / UNIT : w.units();
+    int64_t blocks = (units + MOST - 1) / MOST;
+    while (in_groups && units % blocks) blocks++;
+    return (int)((units + blocks - 1) / blocks);
+}
+
+struct Results {
+    const Output& output;
+
+    void fetch(int64_t token, int64_t tile, int64_t end) const {
+        for (; tile < end; tile++) __builtin_prefetch(output.at(token, tile), 1);
+    }
+    void write(int64_t token, int64_t tile, int64_t end, const f32x16* sums) const {
+        for (; tile < end; tile++, sums++) output.write(token, tile, *sums);
+    }
 };
 
 template <class Weights, class T>
@@ -215,10 +260,7 @@ void linear_of(const GroupedWeight& w, const void* x, const int32_t* permutation
         };
     };
     fixed_point::linear(output.tokens, w.padded_in(), block, w.tiles(), threads, walk,
-                        [&] { return Weights(w, block); },
-                        [&](int64_t token, int64_t tile, int64_t end, const f32x16* sums) {
-                            for (int64_t n = tile; n < end; n++) output.write(token, n, sums[n - tile]);
-                        });
+                        [&] { return Weights(w, block); }, Results{output});
 }
 
 template <class Weights>
@@ -234,14 +276,15 @@ bool grouped_linear_fixed_point(const GroupedWeight& w, const void* x, const int
                                 const Output& output, int threads) {
     const bool is_fp8 = w.codebook && w.bits == 8;
     if (!output.is_bf16()) return false;
-    if ((w.codebook && !TableDecoder::fits(w)) || (is_fp8 && w.block() < UNIT)) return false;
+    if ((w.codebook && !TableDecoder::fits(w)) || (is_fp8 && w.padded_group() < UNIT)) return false;
+    const int block = block_units(w, is_fp8) * UNIT;
     if (is_fp8) {
-        linear<Fp8>(w, x, permutation, output, w.block(), threads);
+        linear<Fp8>(w, x, permutation, output, block, threads);
     } else if (w.codebook) {
-        linear<Scaled<Table>>(w, x, permutation, output, fixed_point::MAX_BLOCK, threads);
+        linear<Scaled<Table>>(w, x, permutation, output, block, threads);
     } else {
         with_bits(w.bits, [&](auto bits) {
-            linear<Scaled<Numbers<decltype(bits)>>>(w, x, permutation, output, fixed_point::MAX_BLOCK, threads);
+            linear<Scaled<Numbers<decltype(bits)>>>(w, x, permutation, output, block, threads);
         });
     }
     return true;

@@ -16,6 +16,9 @@ struct Output {
 
     // Whether inputs are of a model in bf16, though they may be in fp32.
     bool is_bf16() const { return dtype == BFLOAT16 || (dtype == FLOAT32 && !exact); }
+    char* at(int64_t token, int64_t tile) const {
+        return (char*)data + (token * out + tile * TILE) * (result_dtype == FLOAT32 ? sizeof(float) : sizeof(bf16));
+    }
     void write(int64_t token, int64_t tile, f32x16 sums) const {
         const int64_t n = tile * TILE;
         const int count = (int)std::min<int64_t>(TILE, out - n);

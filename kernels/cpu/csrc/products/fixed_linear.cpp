@@ -14,19 +14,6 @@ namespace {
 
 using fixed_point::Inputs;
 
-// sums [GROUP] += a token's spikes of a block times their weights
-template <int GROUP>
-void add_spikes(const Inputs& x, int64_t token, int64_t block, const fixed_point::Weights<GROUP>& weights,
-                f32x16* sums) {
-    x.for_spikes(token, block, [&](const fixed_point::Spike& spike) {
-        for (int n = 0; n < GROUP; n++) {
-            const i32x16 pairs = load_raw<i32x16>(weights.pairs[n] + spike.input / 2 * TILE);
-            const i32x16 integers = (spike.input % 2 ? pairs : pairs << 16) >> 16;
-            sums[n] += __builtin_convertvector(integers, f32x16) * (load(weights.scales[n]) * spike.value);
-        }
-    });
-}
-
 // A piece of a product: tokens by tiles. GROUP tiles after the other are multiplied with all the tokens, one pass after
 // the other. Meanwhile the next ones come nearer, a part with each pass: reading weights takes as long as multiplying
 // some 30 tokens, so memory is to be as busy as the products are.
@@ -47,7 +34,7 @@ class Piece {
                 const Weights weights = weights_of(begin, block);
                 const Ahead ahead = ahead_of(token, pass, begin, next, block);
                 fixed_point::multiply_of<GROUP, Ahead>(count)(x_, token, block, weights, ahead, sums);
-                for (int t = 0; t < count; t++) add_spikes(x_, token + t, block, weights, sums + t * GROUP);
+                for (int t = 0; t < count; t++) fixed_point::add_spikes(x_, token + t, block, weights, sums + t * GROUP);
             }
             p_.write_tokens(token, count, begin, end, sums, GROUP);
         }
@@ -92,7 +79,7 @@ template <class T>
 void linear_of(const Problem& p, const T* x, int threads) {
     const int64_t most_group = group_for<Floats>(p.tokens);
     const int block = (int)Blocks(p.in).per_block * UNIT;
-    Inputs inputs(fixed_point::BOUNDED, p.tokens, p.stride, block, tokens_with((int)most_group));
+    Inputs inputs(LARGEST_NORM, p.tokens, p.stride, block, tokens_with((int)most_group));
     const Pieces pieces(threads, p.tiles(), p.tokens, p.gated ? 2 : 1, fixed_point::MOST_GROUP,
                         inputs.passes.per_pass, MAX_PART);
     inputs.quantize(threads, [&](int64_t token) {

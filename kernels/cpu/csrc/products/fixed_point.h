@@ -2,9 +2,8 @@
 // their products are summed in 32 bits. With VNNI a core does at least as many of these as of bf16, and twice as many
 // as of floats. Sums of integers are exact: they are the same in whatever order, and however many tokens there are.
 //
-// No sum may exceed 31 bits. Either sums are SHORT: at most MAX_BLOCK inputs, with 13 bits of the block's largest, and
-// weights with 12; or the norms of both are BOUNDED, and a sum is no larger than their product (Cauchy, Schwarz). Then
-// inputs of a token that are much larger than the others of their block, its spikes, are left out, so that they leave
+// No sum may exceed 31 bits: it is no larger than the product of both norms (Cauchy, Schwarz), and these are bounded.
+// Inputs of a token that are much larger than the others of their block, its spikes, are left out, so that they leave
 // the others their bits, and are multiplied as floats.
 #pragma once
 
@@ -27,20 +26,21 @@ namespace fixed_point {
 
 using packed::TILE;
 
-enum Sums { SHORT, BOUNDED };
-constexpr int MAX_BLOCK = 64;                              // inputs that share a scale in SHORT sums
-constexpr int MOST_IN_BLOCK = 1024;                        // and in BOUNDED ones
+constexpr int MOST_IN_BLOCK = 1024;                        // inputs that share a scale
+constexpr int MOST_DECODED = 256;                          // likewise, of weights that are decoded
 constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
 constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
 constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
 constexpr int LINE = 64;                                   // bytes that come to a cache at a time
-constexpr int64_t STAGE_INPUTS = 2048;                     // in fixed point at a time
+constexpr int64_t STAGE_INPUTS = 512;                      // decoded at a time, so that they stay in the L1 cache
 constexpr int64_t PART_TOKENS = 512;                       // with inputs in fixed point at a time
-constexpr int LARGEST_WEIGHT = 4095, LARGEST_INPUT = 8191;
-// A weight that is the sum of several rounded numbers can be larger by one.
-static_assert((LARGEST_WEIGHT + 1LL) * LARGEST_INPUT * MAX_BLOCK < 1LL << 31);
 using packed::LARGEST_NORM;  // rounding adds at most half of sqrt(MOST_IN_BLOCK); errors of a norm are below 1e-5
 static_assert((1.0001 * LARGEST_NORM + 16) * (1.0001 * LARGEST_NORM + 16) < 0x1p31 && MOST_IN_BLOCK <= 32 * 32);
+// Of weights that are decoded only a bound of the norm is known, about twice the norm: they have more of the bits. They
+// are sums of rounded numbers: each is wrong by less than 2.
+constexpr float DECODED_NORM = 80000.0f, NORM_BESIDE_DECODED = LARGEST_NORM * LARGEST_NORM / DECODED_NORM;
+static_assert((1.0001 * DECODED_NORM + 32) * (1.0001 * NORM_BESIDE_DECODED + 8) < 0x1p31 && MOST_DECODED <= 16 * 16);
+constexpr float LARGEST_DECODED = 12000.0f;  // 4/3 of twice that, which a step between codes of 2 bits is, fits 16 bits
 constexpr float SPIKE = 24.0f;   // times the mean magnitude of a block; less in small ones
 constexpr int MOST_SPIKES = 16;  // of a token in a block
 
@@ -95,8 +95,9 @@ class Inputs {
    public:
     static constexpr int PAIRS = LANES / 2;
 
-    Inputs(Sums sums, int64_t tokens, int64_t in, int block, int most_tokens)
-        : passes(tokens, most_tokens), in(in), blocks((in + block - 1) / block), block(block), sums_(sums) {
+    Inputs(float largest_norm, int64_t tokens, int64_t in, int block, int most_tokens)
+        : passes(tokens, most_tokens), in(in), blocks((in + block - 1) / block), block(block),
+          largest_norm_(largest_norm) {
         static thread_local std::vector<uint32_t> pair_memory;
         static thread_local std::vector<float> scale_memory;
         static thread_local std::vector<Spike> spike_memory;
@@ -105,7 +106,6 @@ class Inputs {
         scale_memory.resize(tokens * blocks);
         pairs_ = pair_memory.data();
         scales_ = scale_memory.data();
-        if (sums == SHORT) return;
         spike_memory.resize(tokens * blocks * MOST_SPIKES);
         count_memory.resize(tokens * blocks);
         spikes_ = spike_memory.data();
@@ -159,7 +159,7 @@ class Inputs {
                 }
             }
             Sizes sizes = {max(largest), sum(squares), sum(magnitudes)};
-            if (sums_ == BOUNDED) cut_spikes(token * blocks + index, x, vectors * LANES, sizes);
+            cut_spikes(token * blocks + index, x, vectors * LANES, sizes);
             const float unit = unit_of(sizes), factor = unit > 0.0f ? 1.0f / unit : 0.0f;
             for (int v = 0; v < vectors; v++, pairs += count * PAIRS)
                 for (int lane = 0; lane < LANES; lane += REGISTER_LANES)
@@ -202,17 +202,16 @@ class Inputs {
     float unit_of(const Sizes& sizes) const {
         const float peak = sizes.peak;
         if (!(peak > SMALLEST_PEAK)) return 0.0f;
-        if (sums_ == SHORT) return peak / LARGEST_INPUT;
-        const float by_norm = has_squares(peak) ? std::sqrt(sizes.squares) / LARGEST_NORM
-                                                : peak * (std::sqrt((float)block) / LARGEST_NORM);
+        const float by_norm = has_squares(peak) ? std::sqrt(sizes.squares) / largest_norm_
+                                                : peak * (std::sqrt((float)block) / largest_norm_);
         return std::max(peak / INT16_MAX, by_norm);
     }
 
-    const Sums sums_;
+    const float largest_norm_;
     uint32_t* pairs_;
-    float* scales_;                    // [tokens, blocks]
-    Spike* spikes_ = nullptr;          // [tokens, blocks, MOST_SPIKES]
-    uint8_t* spike_counts_ = nullptr;  // [tokens, blocks]
+    float* scales_;          // [tokens, blocks]
+    Spike* spikes_;          // [tokens, blocks, MOST_SPIKES]
+    uint8_t* spike_counts_;  // [tokens, blocks]
 };
 
 // Weights of GROUP tiles over some blocks, which follow each other.
@@ -233,21 +232,25 @@ struct Ahead {
     int64_t token_bytes;         // from a token's results to the next one's
 };
 
-// Weights and results are in the caches.
-struct Nothing {};
+// Likewise, of weights that are decoded in the L1 cache: the codes of those that come later are brought to the L2 cache.
+template <int GROUP>
+struct CodesAhead {
+    const char* weights[GROUP];
+    int64_t step;
+};
 
 // sums [TOKENS, GROUP] += products of a pass of tokens, from block `begin` on
 template <int TOKENS, int GROUP, class A>
 void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP>& w, A ahead, f32x16* sums) {
     constexpr int PAIRS = Inputs::PAIRS;
-    constexpr bool FETCHES = !std::is_same_v<A, Nothing>;
+    constexpr bool IS_DECODED = std::is_same_v<A, CodesAhead<GROUP>>;
     const uint32_t* tiles[GROUP];
     for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs[n];
     const uint32_t* pairs = x.pairs(token, begin);
     for (int64_t block = 0; block < w.blocks; block++) {
         i32_register acc[TOKENS][GROUP * REGISTERS] = {};
         for (int v = 0, vectors = x.vectors_of(begin + block); v < vectors; v++, pairs += TOKENS * PAIRS) {
-            if constexpr (FETCHES) {
+            if constexpr (!IS_DECODED) {
                 if (v < TOKENS) {
 #pragma GCC unroll 4
                     for (int n = 0; n < GROUP; n++) __builtin_prefetch(ahead.results + n * LINE, 1, 2);
@@ -261,10 +264,8 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP
                     weights[n] = load_raw<i32_register>(tiles[n / REGISTERS] + n % REGISTERS * REGISTER_LANES);
 #pragma GCC unroll 4
                 for (int n = 0; n < GROUP; n++) {
-                    if constexpr (FETCHES) {
-                        __builtin_prefetch(ahead.weights[n]);
-                        ahead.weights[n] += ahead.step;
-                    }
+                    __builtin_prefetch(ahead.weights[n], 0, IS_DECODED ? 2 : 3);
+                    ahead.weights[n] += ahead.step;
                     tiles[n] += TILE;
                 }
 #pragma GCC unroll 12
@@ -302,11 +303,24 @@ Multiply<GROUP, A> multiply_of(int64_t tokens) {
     return multiply_of<GROUP, A>(tokens, std::make_integer_sequence<int, packed::tokens_with(GROUP)>{});
 }
 
-// Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are put into
-// fixed point and multiplied with all the piece's tokens; in the end write(first_token + token, tile, end, sums), with
-// the sums of tiles [tile, end).
-template <class Make, class Write>
-void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int threads, Make&& make, Write&& write) {
+// sums [GROUP] += a token's spikes times their weights
+template <int GROUP>
+void add_spikes(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP>& w, f32x16* sums) {
+    for (int64_t block = 0; block < w.blocks; block++)
+        x.for_spikes(token, begin + block, [&](const Spike& spike) {
+            for (int n = 0; n < GROUP; n++) {
+                const i32x16 pairs = load_raw<i32x16>(w.pairs[n] + (block * x.block + spike.input) / 2 * TILE);
+                const i32x16 integers = (spike.input % 2 ? pairs : pairs << 16) >> 16;
+                sums[n] += __builtin_convertvector(integers, f32x16) * (load(w.scales[n] + block * TILE) * spike.value);
+            }
+        });
+}
+
+// Pieces are some tiles by some tokens. Of GROUP tiles after the other, as many blocks as a stage holds are decoded and
+// multiplied with all the piece's tokens, while the codes of the next tiles are fetched.
+template <class Make, class Results>
+void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int threads, Make&& make,
+                     const Results& results) {
     const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass,
                                 packed::MAX_PART);
     const int64_t stage_blocks = std::min(STAGE_INPUTS / x.block, x.blocks), rows = x.block / 2;
@@ -316,48 +330,64 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
         static thread_local std::vector<f32x16> sum_memory;
         scale_memory.resize(GROUP * stage_blocks * TILE);
         uint32_t* const pairs = aligned_memory(pair_memory, GROUP * stage_blocks * rows * TILE);
-        const auto pairs_at = [&](int n, int64_t b) { return pairs + (n * stage_blocks + b) * rows * TILE; };
-        const auto scales_at = [&](int n, int64_t b) { return scale_memory.data() + (n * stage_blocks + b) * TILE; };
+        const int64_t passes = (tokens_end - first + x.passes.per_pass - 1) / x.passes.per_pass;
         std::vector<decltype(make())> weights;
         for (int n = 0; n < GROUP; n++) weights.push_back(make());
         for (int64_t tile = begin; tile < end; tile += GROUP) {
+            const int64_t tile_end = std::min(end, tile + GROUP);
+            const int64_t next = tile_end < end ? tile_end : begin + threads * pieces.group;
             sum_memory.assign((tokens_end - first) * GROUP, f32x16{});
-            for (int n = 0; n < GROUP; n++) weights[n].start(std::min(tile + n, tiles - 1));
+            for (int n = 0; n < GROUP; n++)
+                weights[n].start(std::min(tile + n, tiles - 1), std::min(next + n, tiles - 1));
             for (int64_t block = 0; block < x.blocks; block += stage_blocks) {
                 Weights<GROUP> stage = {{}, {}, std::min(stage_blocks, x.blocks - block)};
+                CodesAhead<GROUP> ahead = {{}, (weights[0].row_bytes() + passes - 1) / passes};
                 for (int n = 0; n < GROUP; n++) {
-                    stage.pairs[n] = pairs_at(n, 0);
-                    stage.scales[n] = scales_at(n, 0);
+                    uint32_t* const tile_pairs = pairs + n * stage_blocks * rows * TILE;
+                    float* const scales = scale_memory.data() + n * stage_blocks * TILE;
                     for (int64_t b = 0; b < stage.blocks; b++)
-                        weights[n].block(block + b, pairs_at(n, b), scales_at(n, b));
+                        weights[n].block(block + b, tile_pairs + b * rows * TILE, scales + b * TILE);
+                    stage.pairs[n] = tile_pairs;
+                    stage.scales[n] = scales;
+                    ahead.weights[n] = weights[n].ahead(block);
                 }
-                for (int64_t token = first; token < tokens_end; token += x.passes.per_pass)
-                    multiply_of<GROUP, Nothing>(x.passes.count(token))(x, token, block, stage, {},
-                                                                       sum_memory.data() + (token - first) * GROUP);
+                const bool is_last = block + stage_blocks >= x.blocks;
+                f32x16* sums = sum_memory.data();
+                for (int64_t token = first; token < tokens_end; token += x.passes.per_pass) {
+                    const int count = x.passes.count(token);
+                    for (int t = 0; t < count && is_last; t++) results.fetch(first_token + token + t, tile, tile_end);
+                    multiply_of<GROUP, CodesAhead<GROUP>>(count)(x, token, block, stage, ahead, sums);
+                    for (int n = 0; n < GROUP; n++) ahead.weights[n] += stage.blocks * rows * ahead.step;
+                    for (int t = 0; t < count; t++, sums += GROUP) {
+                        add_spikes(x, token + t, block, stage, sums);
+                        if (is_last) results.write(first_token + token + t, tile, tile_end, sums);
+                    }
+                }
             }
-            const f32x16* sums = sum_memory.data();
-            for (int64_t token = first; token < tokens_end; token++, sums += GROUP)
-                write(first_token + token, tile, std::min(end, tile + GROUP), sums);
         }
     });
 }
 
-// The products of tokens of `in` inputs with all tiles: write(token, tile, end, sums).
+// The products of tokens of `in` inputs with all tiles.
 //   walk(token)   returns a function that gives 16 of the token's inputs after the other
-//   make()        returns the weights of a tile, of one after the other: start(tile); block(index, pairs, scales),
-//                 which puts a block of that tile there, [rows, TILE] and [TILE]
-template <class Walk, class Make, class Write>
+//   make()        returns the weights of a tile, of one after the other:
+//                   start(tile, next)              `next` is the tile after it
+//                   block(index, pairs, scales)    puts a block of the tile there, [rows, TILE] and [TILE]
+//                   ahead(index), row_bytes()      where the next tile's block is stored, in how many bytes per row
+//   results       write(token, tile, end, sums) takes the sums of tiles [tile, end), fetch(token, tile, end) comes before
+template <class Walk, class Make, class Results>
 void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make,
-            Write&& write) {
+            const Results& results) {
     for (int64_t first = 0; first < tokens; first += PART_TOKENS) {
-        Inputs inputs(SHORT, std::min(PART_TOKENS, tokens - first), in, block, MAX_TOKENS);
+        Inputs inputs(NORM_BESIDE_DECODED, std::min(PART_TOKENS, tokens - first), in, block, MAX_TOKENS);
         inputs.quantize(threads, [&](int64_t token) { return walk(first + token); });
-        multiply_inputs(inputs, first, tiles, threads, make, write);
+        multiply_inputs(inputs, first, tiles, threads, make, results);
     }
 }
 
 // Pairs of bf16 of a tile in fixed point; scales: what an integer stands for, of each output
 inline void to_fixed_point(const uint32_t* rows, int count, uint32_t* out, float* scales) {
+    const float largest_integer = DECODED_NORM / std::sqrt(2.0f * count);
     for (int lane = 0; lane < TILE; lane += REGISTER_LANES) {
         u16_register largest = {};
         for (int row = 0; row < count; row++) {
@@ -365,14 +395,14 @@ inline void to_fixed_point(const uint32_t* rows, int count, uint32_t* out, float
         }
         const u32_register both = (u32_register)largest;
         const f32_register peak = (f32_register)max(both << 16, both & 0xffff0000u);
-        const f32_register factor = peak > SMALLEST_PEAK ? LARGEST_WEIGHT / peak : f32_register{};
+        const f32_register factor = peak > SMALLEST_PEAK ? largest_integer / peak : f32_register{};
         for (int row = 0; row < count; row++) {
             const u32_register pairs = load_raw<u32_register>(rows + row * TILE + lane);
             const i16_register integers =
                 pairs_of((f32_register)(pairs << 16) * factor, (f32_register)(pairs & 0xffff0000u) * factor);
             __builtin_memcpy(out + row * TILE + lane, &integers, sizeof integers);
         }
-        store_register(scales + lane, peak / LARGEST_WEIGHT);
+        store_register(scales + lane, peak / largest_integer);
     }
 }
 
