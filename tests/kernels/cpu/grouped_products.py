@@ -23,7 +23,7 @@ LARGEST_CODE = 127 * 128  # of a quantized input
 AMX_MIN_TOKENS = 16  # from here on operands are rounded to bf16 where the machine has a matrix unit
 AMX_MIN_TABLE_TOKENS = 12  # likewise, of weights with a table of numbers
 # From here on bf16 products are in fixed point, where that is the fastest: of tables, codes of 8 bits, other codes.
-FIXED_POINT_TOKENS = (16, 96, 14) if "avx512f" in CPU else (16, 32, 20)
+FIXED_POINT_TOKENS = (16, 16, 16) if "avx512f" in CPU else (16, 32, 20)
 INTEGER_CODEBOOK = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 FRACTIONAL_CODEBOOK = torch.linspace(-1, 1, 16) ** 3
 

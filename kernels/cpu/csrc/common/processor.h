@@ -34,11 +34,12 @@ inline bool floats_beat_bf16_pairs() {
 
 // Whether this many tokens are multiplied with quantized weights in fixed point (fixed_point.h) where there is no
 // matrix unit. `least` is from how many on that is faster, since they share what converting the weights takes; measured
-// on that core, with AVX-512 and compiled without. AMD's were not measured.
+// on that core, with AVX-512 and compiled without. AMD's were not measured: both ways' dot products, which are what
+// takes time, are alike on them, too.
 inline bool in_fixed_point(int64_t tokens, int64_t least) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     if (batch_invariant) return false;
-    return bf16_form == FASTEST ? tokens >= least && is_intel() : bf16_form == FIXED_POINT;
+    return bf16_form == FASTEST ? tokens >= least : bf16_form == FIXED_POINT;
 #else
     return false;
 #endif

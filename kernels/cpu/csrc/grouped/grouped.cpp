@@ -16,13 +16,11 @@ constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other t
 constexpr int64_t AMX_MIN_TOKENS = 16;
 constexpr int64_t AMX_MIN_TABLE_TOKENS = 12;
 
-// The number of tokens from which fixed point pays, where it does
-// (benchmarks/results/2026-11-22-quantized-cpu-avx512.md): tables have no other integers, and codes of 8 bits are read
-// as fast in the other way.
+// The number of tokens from which fixed point pays: they share what decoding the weights takes. Tables have no other
+// integers, and without AVX-512 codes of 8 bits are multiplied as they are for as long.
 int64_t fixed_point_tokens(const GroupedWeight& w, bool has_table) {
-    constexpr bool AVX512 = REGISTERS == 1;
-    if (has_table) return 16;
-    return w.bits == 8 ? (AVX512 ? 96 : 32) : (AVX512 ? 14 : 20);
+    if (REGISTERS == 1 || has_table) return 16;
+    return w.bits == 8 ? 32 : 20;
 }
 
 bool fits_bytes(const GroupedWeight& w) {

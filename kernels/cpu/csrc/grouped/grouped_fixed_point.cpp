@@ -56,7 +56,8 @@ class Numbers {
     template <int FROM>
     static i16_register row_of(u16_register words) {
         constexpr int TO = FACTOR_BITS - BITS;
-        return (i16_register)((FROM > TO ? words >> (FROM - TO) : words << (TO - FROM)) & (uint16_t)(0x7fff << TO & 0x7fff));
+        const u16_register moved = FROM > TO ? words >> (FROM - TO) : words << (TO - FROM);
+        return (i16_register)(moved & (uint16_t)(0x7fff << TO & 0x7fff));
     }
 };
 

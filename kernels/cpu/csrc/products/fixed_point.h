@@ -371,10 +371,10 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
 // The products of tokens of `in` inputs with all tiles.
 //   walk(token)   returns a function that gives 16 of the token's inputs after the other
 //   make()        returns the weights of a tile, of one after the other:
-//                   start(tile, next)              `next` is the tile after it
-//                   block(index, pairs, scales)    puts a block of the tile there, [rows, TILE] and [TILE]
-//                   ahead(index), row_bytes()      where the next tile's block is stored, in how many bytes per row
-//   results       write(token, tile, end, sums) takes the sums of tiles [tile, end), fetch(token, tile, end) comes before
+//                   start(tile, next)             `next` is the tile after it
+//                   block(index, pairs, scales)   puts a block of the tile there, [rows, TILE] and [TILE]
+//                   ahead(index), row_bytes()     where the next tile's block is stored, in how many bytes per row
+//   results       write(token, tile, end, sums), the sums of tiles [tile, end), and before fetch(token, tile, end)
 template <class Walk, class Make, class Results>
 void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make,
             const Results& results) {
