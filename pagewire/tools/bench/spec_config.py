@@ -12,9 +12,9 @@ class SpecFlags:
     """The flags for the measurement."""
 
     methods: str = flag(
-        "ngram",
-        "what to compare with no drafts, separated by commas: ngram, suffix, mtp, self:q4, or a draft"
-        " model, as for --spec-model",
+        "auto",
+        "what to compare with no drafts, separated by commas: auto (the default of `pagewire serve`), ngram, suffix,"
+        " mtp, self:q4, or a draft model, as for --spec-model",
         group="bench",
     )
     draft_tokens: tuple[int, ...] = flag(
@@ -30,11 +30,17 @@ class SpecFlags:
     )
     prompts: str = flag(
         "code,quotes,chat",
-        "kinds of prompts, separated by commas: code = edits of a file, quotes = summaries with quotes of a text, chat;"
-        ' or a file of JSON lines {"prompt": "..."}',
+        "kinds of prompts, separated by commas: code = edits of a file, quotes = summaries with quotes of a text, chat,"
+        " random = outputs that no draft foresees: random words, drawn at temperature 2; or a file of JSON lines"
+        ' {"prompt": "..."}',
         group="bench",
     )
-    num_prompts: int = flag(3, "requests of each kind, in each round", group="bench", valid=POSITIVE)
+    num_prompts: int = flag(
+        3,
+        "requests of each kind, in each round, or as many as --streams if these are more",
+        group="bench",
+        valid=POSITIVE,
+    )
     output_len: int = flag(128, "maximum number of tokens to generate for each prompt", group="bench", valid=POSITIVE)
     rounds: int = flag(
         3,
@@ -42,7 +48,15 @@ class SpecFlags:
         group="bench",
         valid=POSITIVE,
     )
-    concurrency: int = flag(1, "requests in flight", group="bench", valid=POSITIVE)
+    side_by_side: bool = flag(
+        False,
+        "start all servers once and let them take turns for each kind of prompts, so that a ratio compares moments that"
+        " are close together; takes the memory of all of them",
+        group="bench",
+    )
+    streams: tuple[int, ...] = flag(
+        (1,), "numbers of requests in flight, each measured with every kind (default: 1)", group="bench", valid=POSITIVE
+    )
     temperature: float = flag(0.0, "0 = greedy", group="bench", valid=NOT_NEGATIVE)
     ignore_eos: bool = flag(False, "generate the full length, whether or not the model ends", group="bench")
     json_out: str = flag(
