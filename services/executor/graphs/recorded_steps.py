@@ -60,6 +60,8 @@ class RecordedSteps:
         self._token_counts = [count for count in counts if count <= min(max_num_tokens, most_tokens)]
         largest = min(max_num_seqs, max_num_tokens, MOST_REQUESTS)
         self._request_counts = [*(count for count in requests if count < largest), largest] if requests else []
+        # Logits of more positions than a step of one token each has would take memory only for recordings.
+        self._most_samples = largest if max_draft_tokens else 0
         self._memory = Memory()
         self._recorded: dict[tuple[str, int, int, int], Recorded] = {}
         # `is_uniform` of steps that cannot be recorded. If one part of a uniform step cannot be, none is recorded: each
@@ -77,13 +79,9 @@ class RecordedSteps:
         num_tokens = _next(self._token_counts, shape.num_tokens)
         if num_tokens is None:
             return shape
-        # Every token is a sampled position, if there is room for that many.
-        pads_samples = shape.has_drafts_only and num_tokens <= self._max_num_samples
+        # Every token is a sampled position, if sampling is recorded.
+        pads_samples = shape.has_drafts_only and num_tokens <= self._most_samples
         return self._with_prompts(num_tokens, num_tokens if pads_samples else shape.num_sampled)
-
-    @property
-    def _max_num_samples(self) -> int:
-        return self._max_num_seqs * (1 + self._max_draft_tokens)
 
     def _goes_by_tokens(self, shape: BatchShape) -> bool:
         return shape.has_drafts_only and shape.num_reqs > 1
@@ -99,8 +97,7 @@ class RecordedSteps:
             lens = range(2, min(1 + self._max_draft_tokens, self._max_num_tokens) + 1)
             shapes += [BatchShape.uniform(1, query_len) for query_len in lens]
         for count in self._token_counts:
-            has_drafts = self._max_draft_tokens > 0 and count <= self._max_num_samples
-            shapes.append(self._with_prompts(count, num_sampled=count if has_drafts else 0))
+            shapes.append(self._with_prompts(count, num_sampled=count if count <= self._most_samples else 0))
         missing = (
             shape
             for shape in shapes
@@ -128,7 +125,8 @@ class RecordedSteps:
     def _keeps(self, name: str, shape: BatchShape) -> bool:
         if shape.is_uniform and not self._goes_by_tokens(shape):
             return shape.num_reqs in self._request_counts and shape.num_tokens <= self._max_num_tokens
-        return (name == "forward" or shape.has_drafts_only) and shape.num_tokens in self._token_counts
+        has_samples = shape.has_drafts_only and shape.num_tokens <= self._most_samples
+        return (name == "forward" or has_samples) and shape.num_tokens in self._token_counts
 
     def _record(self, name: str, shape: BatchShape, function: Function) -> Tensor:
         self._mode = "captured"

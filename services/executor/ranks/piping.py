@@ -37,7 +37,9 @@ def _ranks(place: int, tensor: int) -> range:
 
 
 def _plan_of(config: ExecutorConfig) -> _Plan:
-    return plan(config.tensor_parallel_size, config.pipeline_parallel_size, Speculation.of(config) is not None)
+    speculation = Speculation.of(config)
+    drafts = speculation is not None and not speculation.if_possible  # auto drafts nothing with stages
+    return plan(config.tensor_parallel_size, config.pipeline_parallel_size, drafts)
 
 
 def make_ends(config: ExecutorConfig) -> dict[int, Ends]:

@@ -12,11 +12,12 @@ from pagewire.services.executor.runner.executor_info import DecodeCosts
 from pagewire.services.executor.runner.model_runner import ModelRunner
 
 # Tokens of the measured steps. The cost of larger steps grows linearly.
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# After the first time, no further size is measured; after the second, no size is measured again: the first times of a
-# large, slow model are accurate enough. For other models the fastest of several times counts, as something else may run
-# on the machine.
-_ENOUGH_S, _ENOUGH_AGAIN_S = 0.3, 0.9
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_WARM_SIZES = 2  # the first ones, of which `warm_up` has run steps
+# After the first time, no further size is measured; after the second, no size is measured again: a start takes hardly
+# longer, and the first times of a large, slow model are accurate enough. For other models the fastest of several times
+# counts, as something else may run on the machine.
+_ENOUGH_S, _ENOUGH_AGAIN_S = 0.1, 0.15
 _MOST_TIMES = 5
 
 
@@ -27,10 +28,12 @@ def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time
     with_drafts = BatchShape.uniform(1, 1 + runner.max_draft_tokens)
     times: dict[BatchShape, float] = {}
     if with_drafts.num_tokens <= limits.max_num_batched_tokens:
-        times[with_drafts] = _warm_seconds(runner, with_drafts, clock)
+        times[with_drafts] = _seconds(runner, with_drafts, clock)
     for size in (size for size in _SIZES if size <= largest):
         shape = BatchShape.uniform(size)
-        times[shape] = _warm_seconds(runner, shape, clock)
+        if size > _WARM_SIZES:
+            runner.uniform_run(shape)  # the first step of a shape may be recorded
+        times[shape] = _seconds(runner, shape, clock)
         if size > 1 and not group.least(int(clock() - start < _ENOUGH_S)):
             break
     for _ in range(_MOST_TIMES - 1):
@@ -43,12 +46,6 @@ def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time
     # The time beyond a step of the same number of tokens is the proposer's.
     rest = times[with_drafts] - _interpolated(steps, with_drafts.num_tokens)
     return DecodeCosts(tuple(steps), max(0.0, rest) / runner.max_draft_tokens)
-
-
-def _warm_seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:
-    """Returns the time of a step after the first one of its shape, which may be recorded."""
-    runner.uniform_run(shape)
-    return _seconds(runner, shape, clock)
 
 
 def _seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:

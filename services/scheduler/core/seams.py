@@ -32,6 +32,10 @@ class Taker(Protocol):
 class DraftPlan(Protocol):
     """The number of tokens that a step drafts for each request."""
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no request drafts."""
+
     def of(self, request: Request) -> int: ...
 
 
@@ -51,6 +55,8 @@ class Drafts(Protocol):
 
 class NoDrafts:
     """No request drafts."""
+
+    is_empty = True
 
     def plan(self, runners: Sequence[Request]) -> DraftPlan:
         return self

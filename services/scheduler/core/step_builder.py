@@ -74,6 +74,7 @@ class StepBuilder:
         runners = rows.cohorts.of_next_step(runners, self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
         plan = rows.drafts.plan(runners) if draft_budget else NO_DRAFTS
+        draft_budget = 0 if plan.is_empty else draft_budget
         num_decodes = 0
         prefills: list[Request] = []
         for request in runners:

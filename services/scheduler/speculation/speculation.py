@@ -23,12 +23,15 @@ from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 # The account, in plain steps: the first balance, which is also the most without gains; the earnings of each step; and
 # the most with gains from drafts, which bounds the loss when a text changes.
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
-# The cost of asking for drafts in plain steps, even if none are found: the executor searches for them, and assembles
-# the step again if there are none.
-_ASKING = 0.02
+# The seconds that asking for drafts takes, even if none are found: the executor searches for them, and assembles the
+# step again if there are none. In plain steps, no more than the second number.
+_ASKING_S, _MOST_ASKING = 120e-6, 0.05
 # The fewest steps between two probes, in general, and while not even correct drafts would pay, although costs may
 # change.
 _PROBE_EVERY, _PROBE_COSTS_EVERY = 4, 64
+# The most steps without drafts that follow one without, before drafts are weighed again: one more each time, so that
+# texts without right drafts take no processor time. An accepted probe, and another number of requests, end the rest.
+_MOST_REST = 32
 # Some steps have no drafts, to measure what drafts cost: the share of the rate that these steps may cost, and their
 # largest share of all steps, which applies while drafts gain little or little is known.
 _SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
@@ -41,6 +44,10 @@ class Plan:
 
     drafts: Mapping[int, int] = field(default_factory=dict)  # by request id
     otherwise: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.drafts and not self.otherwise
 
     def of(self, request: Request) -> int:
         return self.drafts.get(request.request_id, self.otherwise)
@@ -64,20 +71,29 @@ class Speculation:
         self._shared: dict[str, Acceptance] = {}  # by tenant
         self._credit = _FIRST_CREDIT
         self._num_steps = self._next_probe = 0
+        self._next_look = self._rest = self._num_runners = 0
         self._plain_due = 0.0
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def plan(self, runners: Sequence[Request]) -> Plan:
         """Plans the next step, in which these requests may run. Called for each step that can have drafts."""
+        self._num_steps += 1
+        if len(runners) != self._num_runners:
+            self._num_runners, self._next_look, self._rest = len(runners), 0, 0
+        is_resting = self._num_steps < self._next_look
+        if is_resting and self._num_steps < self._next_probe:
+            return NO_DRAFTS
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
         if not most or not decoding:
             return NO_DRAFTS
         if self._costs is None:
             return Plan(otherwise=most)
-        self._num_steps += 1
-        plan = self._best(self._costs, decoding, most)
+        plan = NO_DRAFTS if is_resting else self._best(self._costs, decoding, most)
+        if plan is NO_DRAFTS and not is_resting:
+            self._rest = min(self._rest + 1, _MOST_REST)
+            self._next_look = self._num_steps + self._rest
         if self._plain_due >= 1:
             self._plain_due = 0.0
             return NO_DRAFTS
@@ -101,7 +117,7 @@ class Speculation:
                     gain += chance * share_found
                     num_drafts += share_found
                     longest = max(longest, depth)
-            with_drafts = costs.drafted(num_requests, num_drafts, longest) + _ASKING * plain
+            with_drafts = costs.drafted(num_requests, num_drafts, longest) + _asking(costs, num_requests) * plain
             if with_drafts / plain - 1 > self._credit:
                 break
             if (num_requests + gain) / with_drafts > best:
@@ -121,7 +137,7 @@ class Speculation:
         loss = costs.drafted(num_requests, 1, 1) / costs.plain(num_requests) - 1
         request = idle[self._num_steps % len(idle)]
         share_found = self._acceptance(request).share_found
-        if loss * share_found + _ASKING > self._credit:
+        if loss * share_found + _asking(costs, num_requests) > self._credit:
             return plan
         is_worth_it = costs.are_vague or _may_pay(costs, num_requests, 1, most)
         every = _PROBE_EVERY if is_worth_it else _PROBE_COSTS_EVERY
@@ -171,10 +187,17 @@ class Speculation:
         lost = 0.0
         if num_asked:
             with_drafts = self._costs.drafted(num_requests, num_drafted, longest)
-            lost = _ASKING + with_drafts / self._costs.plain(num_requests) - 1
+            lost = _asking(self._costs, num_requests) + with_drafts / self._costs.plain(num_requests) - 1
+        if num_accepted:
+            self._next_look = self._rest = 0
         if self._credit < _FIRST_CREDIT:
             self._credit += _EARNED
         self._credit = min(_MOST_CREDIT, self._credit + num_accepted / num_requests - lost)
+
+
+def _asking(costs: DraftCosts, num_requests: int) -> float:
+    """Returns what asking for drafts costs, in plain steps."""
+    return min(_ASKING_S / costs.plain(num_requests), _MOST_ASKING)
 
 
 def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> bool:
