@@ -169,9 +169,7 @@ def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Give
         profile.values("auto" if device is None else str(device.text)) if "device" in fields else profile.everywhere
     )
     return {
-        name: Given(name, text, f"profile {profile.name}", "profile")
-        for name, text in values.items()
-        if name in fields
+        name: Given(name, text, f"profile {profile.name}", "profile") for name, text in values.items() if name in fields
     }
 
 

@@ -24,14 +24,15 @@ from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 # the most with gains from drafts, which bounds the loss when a text changes.
 _FIRST_CREDIT, _EARNED, _MOST_CREDIT = 2.0, 0.01, 16.0
 # The seconds that asking for drafts takes, even if none are found: the executor searches for them, and assembles the
-# step again if there are none. In plain steps, no more than the second number.
-_ASKING_S, _MOST_ASKING = 120e-6, 0.05
+# step again if there are none. In plain steps, the cost is assumed to be within the bounds.
+_ASKING_S, _LEAST_ASKING, _MOST_ASKING = 120e-6, 0.02, 0.05
 # The fewest steps between two probes, in general, and while not even correct drafts would pay, although costs may
 # change.
 _PROBE_EVERY, _PROBE_COSTS_EVERY = 4, 64
-# The most steps without drafts that follow one without, before drafts are weighed again: one more each time, so that
-# texts without right drafts take no processor time. An accepted probe, and another number of requests, end the rest.
-_MOST_REST = 32
+# After a step without drafts, drafts are not weighed for as many steps as there were such steps, at most one for this
+# many requests: weighing takes processor time for each of them. An accepted probe, and another number of requests, end
+# the rest.
+_REQUESTS_PER_REST = 4
 # Some steps have no drafts, to measure what drafts cost: the share of the rate that these steps may cost, and their
 # largest share of all steps, which applies while drafts gain little or little is known.
 _SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
@@ -92,8 +93,8 @@ class Speculation:
             return Plan(otherwise=most)
         plan = NO_DRAFTS if is_resting else self._best(self._costs, decoding, most)
         if plan is NO_DRAFTS and not is_resting:
-            self._rest = min(self._rest + 1, _MOST_REST)
-            self._next_look = self._num_steps + self._rest
+            self._rest = min(self._rest + 1, len(runners) // _REQUESTS_PER_REST)
+            self._next_look = self._num_steps + 1 + self._rest
         if self._plain_due >= 1:
             self._plain_due = 0.0
             return NO_DRAFTS
@@ -197,7 +198,7 @@ class Speculation:
 
 def _asking(costs: DraftCosts, num_requests: int) -> float:
     """Returns what asking for drafts costs, in plain steps."""
-    return min(_ASKING_S / costs.plain(num_requests), _MOST_ASKING)
+    return min(max(_LEAST_ASKING, _ASKING_S / costs.plain(num_requests)), _MOST_ASKING)
 
 
 def _may_pay(costs: DraftCosts, num_requests: int, num_able: int, most: int) -> bool:

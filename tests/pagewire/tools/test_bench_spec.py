@@ -1,6 +1,8 @@
 """The report of benchmarks on drafts: from a server's metrics, and from several servers in turns."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ from pagewire.config.speculation import Speculation, SpeculationConfig
 from pagewire.errors import StartupError
 from pagewire.tools.bench import curves, drafts, spec
 from pagewire.tools.bench.drafts import Drafts
+from pagewire.tools.bench.processor_time import processor_seconds
 from pagewire.tools.bench.request import Record
-from pagewire.tools.bench.spec import BASELINE, Measured, Method
+from pagewire.tools.bench.spec import BASELINE, Load, Measured, Method, Sample
 from pagewire.tools.bench.spec_config import SpecConfig
 from tests.pagewire.tools.openai_server import listening, run_bench
 
@@ -63,22 +66,24 @@ def record(start: float, seconds: float, num_tokens: int) -> Record:
 def test_ratios_are_those_within_a_round(tmp_path: Path) -> None:
     """The machine is three times as slow in the second round."""
     ngram = Method("ngram", 5)
-    measured = {("code", BASELINE): Measured(), ("code", ngram): Measured()}
+    load = Load("code", 1)
+    measured = {(load, BASELINE): Measured(), (load, ngram): Measured()}
     for start, slowness in ((0.0, 1.0), (100.0, 3.0)):
-        measured["code", BASELINE].add([record(start, 2.0 * slowness, 101)], Drafts())
-        measured["code", ngram].add([record(start + 10, 1.0 * slowness, 101)], Drafts(40, 200, 60, (40, 20)))
-    figures = measured["code", ngram].figures(measured["code", BASELINE])
-    assert figures["ratio"] == 2.0
+        measured[load, BASELINE].add(Sample([record(start, 2.0 * slowness, 101)], Drafts(), 4.0))
+        drafted = Drafts(40, 200, 60, (40, 20))
+        measured[load, ngram].add(Sample([record(start + 10, 1.0 * slowness, 101)], drafted, 3.0))
+    figures = measured[load, ngram].figures(measured[load, BASELINE])
+    assert (figures["ratio"], figures["cpu_ratio"]) == (2.0, 0.75)
     assert figures["tokens_per_step"] == pytest.approx(202 / 82, abs=1e-3), "some steps had no drafts"
     beyond = Measured(records=[record(0.0, 1.0, 10)], rates=[10.0], drafts=Drafts(3, 12, 9, (3, 2, 2, 2)))
     assert beyond.figures(beyond)["tokens_per_step"] == 4.0, "also drafts behind the end were accepted"
     assert figures["acceptance"] == 0.3 and figures["accepted_by_position"] == [1.0, 0.5]
-    header, plain, drafted = spec.table(["code"], [BASELINE, ngram], measured)
-    assert header.split()[:5] == ["prompts", "method", "drafts", "tok/s", "ratio"]
-    assert plain.split() == ["code", "none", "-", "33.7", "1.00", "-", "1.00", "100.0", "39.0"]
-    assert drafted.split()[:6] == ["ngram", "5", "67.3", "2.00", "30", "%"]
+    header, *rows = (line.split() for line in spec.table([load], [BASELINE, ngram], measured))
+    assert header[:6] == ["prompts", "method", "drafts", "tok/s", "ratio", "CPU"]
+    assert rows[0] == ["code", "none", "-", "33.7", "1.00", "1.00", "-", "1.00", "100.0", "39.0"]
+    assert rows[1][:7] == ["ngram", "5", "67.3", "2.00", "0.75", "30", "%"]
     config = SpecConfig(json_out=str(tmp_path / "spec.json"), draft_tokens=(5, 8))
-    spec._write(config, [BASELINE, ngram], measured)
+    spec._write(config, measured)
     by_label = {curve.label: curve for curve in curves.read(tmp_path / "spec.json")}
     assert [point["draft_tokens"] for point in by_label["none, code"].points] == [5, 8], "a level line"
     assert [point["ratio"] for point in by_label["ngram, code"].points] == [2.0]
@@ -96,7 +101,26 @@ def test_each_method_is_taken_with_each_number() -> None:
     assert Method("ngram", 3).flags() == {"spec_method": "ngram", "spec_tokens": 3}
     assert Method("mtp", 3).flags() == {"spec_method": "mtp", "spec_tokens": 3}
     assert Method("self:q4", 3).flags() == {"spec_model": "self:q4", "spec_tokens": 3}
-    assert BASELINE.flags() == {}
+    assert Method("auto", 5).flags() == {"spec_method": "auto", "spec_tokens": 5}
+    assert BASELINE.flags() == {"spec_method": "none"}
+
+
+def test_the_processor_time_of_a_server_counts_its_processes() -> None:
+    burn = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        parent.stdout.readline()
+        seconds = processor_seconds(parent.pid)
+        parent.stdin.close()
+    assert seconds is not None and seconds >= 0.18
+    assert processor_seconds(parent.pid) is None, "it has ended"
+
+
+def test_requests_of_more_streams_than_texts_differ() -> None:
+    assert [spec._numbered(["a", "b"], number) for number in range(4)] == ["a", "b", "2. a", "2. b"]
+    texts = spec._prompts(SpecConfig(prompts="random", streams=(1, 8)))["random"]
+    assert len(set(texts)) == 9
 
 
 def test_prompts_are_kinds_or_files(tmp_path: Path) -> None:
