@@ -104,6 +104,23 @@ async def load(line: Line) -> AsyncIterator[list[tuple[int, Received]]]:
         await asyncio.gather(*tasks)
 
 
+async def test_without_a_flag_what_repeats_takes_fewer_steps(quick_line: Line) -> None:
+    async def counts() -> tuple[float, float]:
+        metrics = (await quick_line.metrics()).items()
+        steps = sum(value for name, value in metrics if name.startswith("pagewire:executor_graph_steps_total"))
+        accepted = sum(value for name, value in metrics if "spec_decode_num_accepted_tokens_total" in name)
+        return steps, accepted
+
+    before = await counts()
+    async with quick_line.openai() as client:
+        made = await client.completions.create(
+            model="m", prompt="One and two, one and", max_tokens=200, temperature=0, extra_body={"ignore_eos": True}
+        )
+    assert made.usage is not None and made.usage.completion_tokens == 200
+    steps, accepted = (now - earlier for now, earlier in zip(await counts(), before, strict=True))
+    assert accepted > 20 and steps < 200, "a model of random weights repeats itself"
+
+
 @pytest.mark.slow
 async def test_clients_receive_the_same_with_and_without_drafts(small_line: Line, checkpoints: dict[str, Path]) -> None:
     line, expected = small_line, {}
