@@ -98,10 +98,6 @@ _ONLY_OLDER = {
     "speculative_max_model_len": "max_model_len",
     "speculative_model_quantization": "quantization",
 }
-# Keys that have an effect only on a method that is named.
-_OF_ONE_METHOD = {"draft_tensor_parallel_size", "max_model_len", "quantization", "revision"} | {
-    f"suffix_decoding_{name}" for name in ("max_tree_depth", "max_cached_requests", "max_spec_factor", "min_token_prob")
-}
 _KEYS = {
     "spec_method": "method",
     "spec_model": "model",
@@ -151,11 +147,6 @@ class Speculation:
         method = values.pop("method", None) or _method_of(str(values.get("model") or ""))
         if method == AUTO:
             method, values["if_possible"] = "ngram", True
-            if key := next((key for key in values if key in _OF_ONE_METHOD), None):
-                raise StartupError(
-                    f"{_source_of(key, config)} has no effect without a method: add --spec-method, or --spec-model for "
-                    "a draft model, or leave it out"
-                )
         if method not in METHODS:
             raise StartupError(f"--speculative-config: unknown method {method!r}; choose one of {', '.join(METHODS)}")
         if method in DRAFT_MODEL_METHODS and not values.get("model"):
@@ -195,14 +186,6 @@ def _given(config: SpeculationConfig) -> dict[str, Any]:
         if (value := getattr(config, name)) not in (None, AUTO):
             values[key] = _same(value, values.get(key), key)
     return values
-
-
-def _source_of(key: str, config: SpeculationConfig) -> str:
-    """Returns the flag, or the key of `--speculative-config`, that gave a value."""
-    flags = [
-        f"--{name.replace('_', '-')}" for name in _KEYS if _KEYS[name] == key and getattr(config, name) is not None
-    ]
-    return [*flags, f"--speculative-config: {key}"][0]
 
 
 def _same(value: Any, other: Any, key: str) -> Any:

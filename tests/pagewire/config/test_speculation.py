@@ -87,15 +87,6 @@ def test_bounds_by_the_number_of_requests():
             "prompt_lookup_min 5 is above prompt_lookup_max 2",
         ),
         ({"num_speculative_tokens": 3}, {"spec_tokens": 4}, "num_speculative_tokens is 4 and 3; give one of them"),
-        (
-            {"suffix_decoding_max_tree_depth": 9},
-            {},
-            "--speculative-config: suffix_decoding_max_tree_depth has no effect without a method: add --spec-method",
-        ),
-        *(
-            (None, {name: 4}, f"--{name.replace('_', '-')} has no effect without a method: add --spec-method, or")
-            for name in ("speculative_draft_tensor_parallel_size", "speculative_max_model_len")
-        ),
         (None, {"speculative_model": "[ngram]", "spec_method": "suffix"}, "method is 'ngram' and 'suffix'"),
     ],
 )

@@ -65,7 +65,6 @@ REFUSED = [
     ("dense --limit-mm-per-prompt video=1", "prompts may have images, but no video; leave it out, or set it to 0"),
     ("dense --limit-mm-per-prompt nine", "expected a number of images; write image=4"),
     ("dense --allowed-local-media-path nix", "--allowed-local-media-path nix is not a directory: name one"),
-    ("dense --speculative-max-model-len 99", "--speculative-max-model-len has no effect without a method: add --spec-"),
     ("dense --spec-method draft_model", "method draft_model needs a draft model"),
     ("dense --chat-template nix", "--chat-template 'nix' is neither a file nor a jinja template: correct the path"),
     (
