@@ -104,21 +104,21 @@ async def load(line: Line) -> AsyncIterator[list[tuple[int, Received]]]:
         await asyncio.gather(*tasks)
 
 
-async def test_without_a_flag_what_repeats_takes_fewer_steps(quick_line: Line) -> None:
+async def test_without_a_flag_what_repeats_takes_fewer_steps(line: Line) -> None:
     async def counts() -> tuple[float, float]:
-        metrics = (await quick_line.metrics()).items()
+        metrics = (await line.metrics()).items()
         steps = sum(value for name, value in metrics if name.startswith("pagewire:executor_graph_steps_total"))
         accepted = sum(value for name, value in metrics if "spec_decode_num_accepted_tokens_total" in name)
         return steps, accepted
 
     before = await counts()
-    async with quick_line.openai() as client:
+    async with line.openai() as client:
         made = await client.completions.create(
-            model="m", prompt="One and two, one and", max_tokens=200, temperature=0, extra_body={"ignore_eos": True}
+            model="m", prompt="The quick brown fox jumps over the lazy dog. " * 4, max_tokens=40, temperature=0
         )
-    assert made.usage is not None and made.usage.completion_tokens == 200
     steps, accepted = (now - earlier for now, earlier in zip(await counts(), before, strict=True))
-    assert accepted > 20 and steps < 200, "a model of random weights repeats itself"
+    assert "The quick brown fox jumps over the lazy dog." in made.choices[0].text and made.usage is not None
+    assert accepted > 5 and steps < made.usage.completion_tokens
 
 
 @pytest.mark.slow
