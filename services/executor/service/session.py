@@ -37,8 +37,8 @@ class Session:
 
 
 class Results:
-    """Results in step order, then one end. The worker writes a result itself if it can; what goes through the event loop
-    holds up later ones until it is written."""
+    """Results in step order, then one end. The worker writes a result itself if it can; one that the event loop writes
+    holds up those after it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, writer: ThreadWriter | None) -> None:
         """writer: None if the stream has none."""
