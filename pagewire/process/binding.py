@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,8 +237,8 @@ def _prefer(node: int | None) -> None:
 
 
 class DevicePlace:
-    """The processors of an executor on a CPU: the last is that of its device thread; other threads that compute use all
-    of them, and the rest of the process those before the last.
+    """The processors of an executor on a CPU: the last is that of its device thread; the rest of the process has those
+    before it.
 
     The device thread launches what all threads compute, so that these wait whenever it loses its processor.
     """
@@ -250,14 +251,21 @@ class DevicePlace:
             _wait_for_turns()
 
     def compute(self) -> None:
-        """Lets the calling thread, and those that it starts, compute on all processors."""
+        """Lets the calling thread, which loads the model, and those that it starts use all processors."""
         if len(self._cpus) > 1:
             _set_policy(os.SCHED_OTHER)
             os.sched_setaffinity(0, self._cpus)
 
     def stay(self) -> None:
-        """Keeps the calling thread, the device thread, on its processor, with all threads that it starts later."""
+        """Keeps the calling thread, the device thread, on its processor, and all others of the process off it.
+
+        On that processor, a thread that waits for work would take the time of the one that has some. Threads that the
+        device thread starts later stay beside it.
+        """
         if len(self._cpus) > 1:
+            for task in Path("/proc/self/task").iterdir():
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.sched_setaffinity(int(task.name), self._cpus[:-1])
             os.sched_setaffinity(0, self._cpus[-1:])
 
 
