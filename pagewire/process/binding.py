@@ -11,12 +11,13 @@ import itertools
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagewire.config import ExecutorConfig, ServeConfig, ServiceConfig
+from pagewire.config.profiles import runs_on_cuda
 from pagewire.errors import StartupError
 from pagewire.process import cgroup
 
@@ -122,7 +123,7 @@ def _fills(config: ServeConfig, usable: Sequence[int]) -> bool:
     """Returns whether the threads of one executor leave no processor to the other services."""
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     threads = config.num_threads or min(len(usable), cgroup.cpu_quota() or len(usable))
-    return config.device != "cuda" and num_ranks == 1 and threads >= len(usable) > 1
+    return not runs_on_cuda(config.device) and num_ranks == 1 and threads >= len(usable) > 1
 
 
 def _beside(usable: Sequence[int]) -> CpuBinding:
@@ -196,7 +197,7 @@ def bind(config: ServiceConfig) -> None:
     place = place_of(config, usable, nodes())
     _prefer(place.node)
     if place.cpus != usable:
-        os.sched_setaffinity(0, place.cpus)
+        _change(os.sched_setaffinity, place.cpus)
     if config.cpu_bind is not None and not isinstance(config, ExecutorConfig):
         _wait_for_turns()
 
@@ -247,14 +248,14 @@ class DevicePlace:
         """Moves the calling thread, and those that it starts, to the processors of the rest."""
         self._cpus = usable_cpus() if config.cpu_bind is not None else ()
         if len(self._cpus) > 1:
-            os.sched_setaffinity(0, self._cpus[:-1])
+            _change(os.sched_setaffinity, self._cpus[:-1])
             _wait_for_turns()
 
     def compute(self) -> None:
         """Lets the calling thread, which loads the model, and those that it starts use all processors."""
         if len(self._cpus) > 1:
-            _set_policy(os.SCHED_OTHER)
-            os.sched_setaffinity(0, self._cpus)
+            _change(os.sched_setscheduler, os.SCHED_OTHER, os.sched_param(0))
+            _change(os.sched_setaffinity, self._cpus)
 
     def stay(self) -> None:
         """Keeps the calling thread, the device thread, on its processor, and all others of the process off it.
@@ -264,19 +265,24 @@ class DevicePlace:
         """
         if len(self._cpus) > 1:
             for task in Path("/proc/self/task").iterdir():
-                with suppress(ProcessLookupError):  # it has just ended
+                with suppress(OSError):  # it has just ended; what forbids it is logged below
                     os.sched_setaffinity(int(task.name), self._cpus[:-1])
-            os.sched_setaffinity(0, self._cpus[-1:])
+            _change(os.sched_setaffinity, self._cpus[-1:])
 
 
 def _wait_for_turns() -> None:
     """Makes the calling thread wait until a thread that computes has finished its piece of work, after which that one
     yields (`parallel.cpp`): interrupted in it, it would hold up all others."""
-    _set_policy(os.SCHED_BATCH)
+    _change(os.sched_setscheduler, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _set_policy(policy: int) -> None:
+def _change(call: Callable[..., None], *values: object) -> None:
+    """Changes where or when the calling thread runs, if that is permitted."""
     try:
-        os.sched_setscheduler(0, policy, os.sched_param(0))
-    except OSError as error:  # forbidden by a sandbox
-        logger.warning("threads that compute are interrupted in their work, as the system refuses a policy: %s", error)
+        call(0, *values)
+    except OSError as error:  # a sandbox forbids it, or a container has lost processors meanwhile
+        logger.warning(
+            "%s failed (%s), so services and executor may take processors from each other: permit it in the sandbox",
+            call.__name__,
+            error.strerror,
+        )

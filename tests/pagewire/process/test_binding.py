@@ -1,15 +1,17 @@
 """The processors that the processes of a stack run on."""
 
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.config import ServeConfig
+from pagewire.config import ExecutorConfig, GatewayConfig, ServeConfig, profiles
 from pagewire.errors import StartupError
 from pagewire.process import binding
 from pagewire.process.binding import CpuBinding
@@ -32,6 +34,12 @@ def test_sets_are_written_as_the_kernel_writes_them(cpus: set[int]) -> None:
 def test_without_flags_the_other_services_stay_off_the_processor_of_the_device_thread() -> None:
     (executor,), others = _places(num_threads=16)
     assert (executor.cpus, others.cpus) == (tuple(range(16)), tuple(range(15)))
+
+
+def test_a_gpu_leaves_all_processors_to_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(profiles, "_DRIVERS", (tmp_path,))
+    monkeypatch.setattr(profiles, "_computes_on_cpu", lambda: False)
+    assert binding.places(ServeConfig(num_threads=16), 1, range(16), _TWO_NODES) is None
 
 
 @pytest.mark.parametrize("flags", [{"num_threads": 15}, {"device": "cuda"}, {"tensor_parallel_size": 2}])
@@ -115,6 +123,26 @@ def test_a_process_binds_itself() -> None:
     if len(cpus) > 1:  # ranks of a group have parts
         of_both = binding.cpu_text(cpus[:2])
         assert [_bound(of_both, rank=rank, ranks=2)[0] for rank in (0, 1)] == [str(cpu) for cpu in cpus[:2]]
+
+
+def test_a_service_starts_where_a_sandbox_forbids_to_bind_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sched_setaffinity(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def sched_setscheduler(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    for call in (sched_setaffinity, sched_setscheduler):
+        monkeypatch.setattr(os, call.__name__, call)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    binding.bind(GatewayConfig(cpu_bind="0"))
+    place = binding.DevicePlace(ExecutorConfig(cpu_bind="0-1"))
+    place.compute()
+    place.stay()
+    for call in ("sched_setaffinity", "sched_setscheduler"):
+        assert f"{call} failed (Operation not permitted), so services and executor may take" in caplog.text
 
 
 _DEVICE = """
