@@ -80,7 +80,10 @@ def _of_gguf(path: Path) -> ModelFacts:
     head_dim = number("attention.key_length") or (number("embedding_length") // heads if heads else 0)
     layers, kv_heads = number("block_count"), number("attention.head_count_kv") or heads
     is_latent, has_state = f"{architecture}.attention.kv_lora_rank" in keys, bool(number("ssm.state_size"))
-    elements = 0 if is_latent or has_state else 2 * layers * kv_heads * head_dim
+    # As below; layers may also differ in their numbers of heads.
+    differ = is_latent or has_state or bool(number("attention.sliding_window"))
+    differ |= isinstance(keys.get(f"{architecture}.attention.head_count_kv"), list)
+    elements = 0 if differ else 2 * layers * kv_heads * head_dim
     return ModelFacts(
         path,
         number("context_length"),

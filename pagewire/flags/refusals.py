@@ -98,7 +98,7 @@ def _check_certificates(config: ServiceConfig) -> None:
 def _check_neighbors(config: ServiceConfig) -> None:
     for name in ("tokenizer", "scheduler", "executor"):
         address = getattr(config, f"{name}_address", None)
-        if address is not None and getattr(config, f"{name}_discovery") != "file":
+        if address is not None and getattr(config, f"{name}_discovery") in ("static", "dns"):
             try:
                 addresses(address)
             except ValueError as error:
@@ -201,7 +201,7 @@ def _check_model(config: ExecutorConfig) -> None:
     """Checks what follows from the model's files, if they are on this machine and no flag replaces what they say."""
     facts = _facts(config)
     if not runs_on_cuda(config.device) and config.distributed_executor_backend != "ray":
-        _raise_first(_of_memory(config, facts, cgroup.free_memory()))
+        _raise_first(_of_memory(config, None if config.hf_overrides else facts, cgroup.free_memory()))
     if facts is None:
         return
     _raise_first(_of_files(config, facts))

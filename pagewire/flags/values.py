@@ -80,12 +80,12 @@ def host(text: str, source: str) -> str:
     return text
 
 
-def _check_form(kind: str, text: str, source: str) -> None:
-    """Raises UsageError for a text that is not of its kind."""
+def _check_form(kind: str, text: str, source: str, *, secret: bool = False) -> None:
+    """Raises UsageError for a text that is not of its kind. secret: leaves the text out of the error."""
     try:
         FORMS[kind](text)
     except ValueError as error:
-        raise UsageError(f"{source}: expected {error}, got {text!r:.200}") from error
+        raise UsageError(f"{source}: expected {error}" + ("" if secret else f", got {text!r:.200}")) from error
 
 
 def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
@@ -98,7 +98,7 @@ def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
         return text
     if not text.strip() and not field.metadata["secret"] and kind != "host":
         raise UsageError(f"{source}: expected a value that is not empty, got {text!r}; leave it out for the default")
-    if len(text.encode()) > LONGEST_PATH and kind in FORMS and not field.metadata["secret"]:
+    if len(text.encode(errors="surrogatepass")) > LONGEST_PATH and kind in FORMS and not field.metadata["secret"]:
         raise UsageError(f"{source}: expected a text of at most {LONGEST_PATH} bytes, got {text!r:.100} and more")
     if kind == "json":
         json_value(text, source)
@@ -107,7 +107,7 @@ def _text_value(field: dataclasses.Field[Any], text: str, source: str) -> str:
     if kind == "host":
         text = host(text, source)
     elif kind in FORMS:
-        _check_form(kind, text, source)
+        _check_form(kind, text, source, secret=field.metadata["secret"])
     parts = text.split(",") if field.metadata["takes"] == "words" else [text]
     if field.metadata["secret"] and any(not part or part != part.strip() for part in parts):
         # An empty secret would protect nothing, and HTTP drops spaces around the value of a header.

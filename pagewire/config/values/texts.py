@@ -5,6 +5,9 @@ import re
 from collections.abc import Callable
 
 _LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of a file; Linux
+# Also bytes that are not UTF-8, which Python reads as surrogates. Not all that str.isprintable() refuses: names of
+# files have spaces of other kinds.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NOT_IN_HOSTS = re.compile(r"[\s/@?#,\[\]]")
 _PORT = re.compile(r"[0-9]{1,5}")
 _URL = re.compile(r"(?:https?://)?([^/?#@]+)(/[^\s]*)?")
@@ -12,8 +15,8 @@ _URL = re.compile(r"(?:https?://)?([^/?#@]+)(/[^\s]*)?")
 
 def path(text: str) -> None:
     """Checks a path, a hub id or a name of a model."""
-    if not text.isprintable() or any(len(part.encode()) > _LONGEST_NAME for part in text.split("/")):
-        raise ValueError(f"a path without control characters, with names of at most {_LONGEST_NAME} bytes")
+    if _CONTROL.search(text) or any(len(part.encode()) > _LONGEST_NAME for part in text.split("/")):
+        raise ValueError(f"a path in UTF-8 without control characters, with names of at most {_LONGEST_NAME} bytes")
 
 
 def host(text: str) -> None:
@@ -41,7 +44,7 @@ def addresses(text: str) -> None:
     """Checks addresses with commas between them."""
     for one in text.split(","):
         name, _, port = one.strip().rpartition(":")
-        is_socket = one.strip().startswith("unix:") and one.isprintable()
+        is_socket = one.strip().startswith("unix:") and not _CONTROL.search(one)
         if not is_socket and not (_is_host(name.removeprefix("[").removesuffix("]")) and _is_port(port)):
             raise ValueError("addresses, separated by commas: host:port or unix:/path")
 
@@ -67,8 +70,8 @@ def cluster(text: str) -> None:
 
 def name(text: str) -> None:
     """Checks a text that others see: a name, a key."""
-    if not text.isprintable():
-        raise ValueError("a text without control characters")
+    if _CONTROL.search(text):
+        raise ValueError("a text in UTF-8 without control characters")
 
 
 def _is_host(text: str) -> bool:

@@ -68,6 +68,7 @@ def test_what_is_too_large_long_empty_or_malformed_is_refused_by_name(
             continue
         said = refusal(capsys, *line, config_class=config_class, without=without, positional=positional)
         assert flag_name(field.name) in said and len(said) < 600 and "\n" not in said, (kind, said)
+        assert not field.metadata["secret"] or value.strip() not in said or not value.strip(), "a secret is not shown"
 
 
 REFUSED = [
@@ -100,10 +101,21 @@ def test_what_serve_cannot_start_with_is_refused(line: str, sentence: str, capsy
         "--host ::",
         "--ray-address local",
         '--structured-outputs-config {"backend":"xgrammar"}',
+        "--served-model-name größe\u202f7",
     ],
 )
 def test_what_is_right_is_accepted(line: str) -> None:
     refusals.check(parse(*line.split(), "--port=0", "--grpc-port=0"))
+
+
+@pytest.mark.parametrize("address", ["executors:grpc", "pool=a&tier=1:50053", f"a={'x' * 40}&b={'y' * 40}:1"])
+def test_services_of_kubernetes_have_addresses_of_their_own(address: str) -> None:
+    line = ("--executor-discovery=kubernetes", f"--executor-address={address}", "--listen=localhost:0")
+    refusals.check(parse(*line, config_class=config.SchedulerConfig, positional=()))
+
+
+def test_bytes_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--download-dir: expected a path in UTF-8" in refusal(capsys, "--download-dir=/a/\udcff")
 
 
 def test_buffers_that_cannot_fit_are_refused_with_their_bytes() -> None:

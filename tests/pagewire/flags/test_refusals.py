@@ -189,6 +189,7 @@ def test_a_whole_number_fits_a_message(flag: str, capsys: pytest.CaptureFixture[
         'dense --limit-mm-per-prompt {"video":0}',
         'dense -tp 4 --hf-overrides {"num_attention_heads":8,"num_key_value_heads":4}',
         'dense --max-model-len 4096 --hf-overrides {"max_position_embeddings":4096}',
+        'dense --kv-cache-memory-bytes 1MiB --hf-overrides {"max_position_embeddings":256} --device cpu',
         "dense --chat-template {{messages}}",
         "dense --chat-template {%generation%}{%break%}{%endgeneration%}",
         "dense --allowed-origins * --allowed-methods GET --allowed-headers [] --allow-credentials",

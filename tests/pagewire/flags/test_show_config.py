@@ -156,6 +156,10 @@ def test_what_files_of_models_say(tmp_path: Path) -> None:
     facts = facts_of(str(gguf))
     assert facts is not None
     assert (facts.max_len, facts.quantization, facts.kv_elements) == (2048, "gguf", 2 * 2 * 64)
+    for differing in ({"attention.sliding_window": 512}, {"attention.head_count_kv": [4, 2]}):
+        gguf.write_bytes(header(metadata | {f"llama.{key}": value for key, value in differing.items()}, []))
+        facts = facts_of(str(gguf))
+        assert facts is not None and facts.kv_elements == 0, "layers differ"
     quantized = facts_of(str(checkpoint(tmp_path, quantization_config={"quant_method": "awq"}, sliding_window=8)))
     assert quantized is not None
     assert (quantized.quantization, quantized.kv_elements) == ("awq", 0)
