@@ -79,7 +79,8 @@ class _Restricted:
                 f"a token takes {1000 * seconds:.0f} ms of a processor there, and other requests wait for it"
             )
             self.error = self.matcher.error
-            self.mask.fill(-1)
+            if self.error:
+                self.mask.fill(-1)
 
     def _guarded(self, use_matcher: Callable[[], None]) -> None:
         """Calls a function of the matcher; an error ends only its own request."""

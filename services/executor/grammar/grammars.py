@@ -222,8 +222,8 @@ class Grammars:
         try:
             if (digest := _digest(grammar)) not in self._tried:
                 self._try(grammar)
+            self._tried.pop(digest, None)  # not move_to_end(): the event loop may have forgotten it meanwhile
             self._tried[digest] = None
-            self._tried.move_to_end(digest)
             if len(self._tried) > _MOST_TRIED:
                 self._tried.popitem(last=False)
             return compiler.compile(Grammar.FromString(grammar))
