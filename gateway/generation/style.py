@@ -17,7 +17,7 @@ class AnswerStyle:
 
     @classmethod
     def of(cls, config: GatewayConfig) -> "AnswerStyle":
-        """Returns the style that flags ask for. They have been checked."""
+        """Returns the style that flags ask for, which have been checked."""
         return cls(
             config.enable_force_include_usage,
             config.enable_per_request_metrics,

@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
 _OPENING_SECONDS = 15.0  # for the name of a connection's method to arrive
-# What the path of a socket for streams adds to that of gRPC.
 _NO_METADATA: tuple[()] = ()  # a connection carries none
 
 
