@@ -9,6 +9,7 @@ from pagewire.services.executor.grammar import constraints
 from pagewire.services.executor.grammar.compiler import Compiler
 from pagewire.services.executor.grammar.constraints import GrammarConstraints
 from pagewire.services.executor.grammar.matcher import GrammarMatcher
+from pagewire.services.executor.grammar.thinking import ThinkingMatcher
 from pagewire.v1.common_pb2 import Grammar, SamplingParams
 from tests.services.executor.helpers.constrained import EOS, VOCAB_SIZE
 from tests.services.tokenizer.tiny_tokenizers import save_byte_level
@@ -53,3 +54,17 @@ def test_a_slow_token_is_no_fault_while_a_step_takes_little_time(
     two_rows = request.getfixturevalue("two_rows")
     two_rows.masks(ROWS, None, None)
     assert two_rows.errors(ROWS) == {}
+
+
+def test_a_budget_of_reasoning_holds_however_long_its_masks_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraints, "_MAX_TOKEN_SECONDS", 0.0)
+    params = SamplingParams()
+    params.thinking.begun, params.thinking.budget = True, 0
+    params.thinking.end.token_ids.append(7)
+    rows = GrammarConstraints(2, VOCAB_SIZE)
+    rows.fill(0, ThinkingMatcher(params, None, [EOS], VOCAB_SIZE), num_prompt_tokens=5)
+    masked = rows.masks(ROWS[:1], None, None)
+    assert masked is not None and np.unpackbits(masked[1].view(np.uint8), bitorder="little").nonzero()[0].tolist() == [
+        7
+    ]
+    assert rows.errors(ROWS) == {}
