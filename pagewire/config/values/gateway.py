@@ -59,4 +59,5 @@ def check_generation_store(choice: str) -> None:
         except ValueError as error:
             raise StartupError(f"--generation-store is not a Redis URL: {error}") from error
     elif choice not in ("disk", "memory"):
-        raise StartupError(f"--generation-store {choice:.200}: give disk, memory or a URL as redis://HOST:PORT")
+        # Without the value: a mistyped URL may have a password.
+        raise StartupError("--generation-store: give disk, memory or a URL as redis://HOST:PORT")

@@ -88,7 +88,7 @@ REFUSED = [
     ("dense --allowed-headers X(Y)", "--allowed-headers: 'X(Y)' cannot be a name; give names as in HTTP, or *"),
     ("dense --fingerprint-value fp_mine", "--fingerprint-mode custom and --fingerprint-value belong together: give"),
     ("dense --fingerprint-mode custom", "--fingerprint-mode custom and --fingerprint-value belong together: give"),
-    ("dense --generation-store tape", "--generation-store tape: give disk, memory or a URL as redis://HOST:PORT"),
+    ("dense --generation-store tape", "--generation-store: give disk, memory or a URL as redis://HOST:PORT"),
     ("dense --generation-store redis://host:port", "--generation-store is not a Redis URL: Port could not be cast"),
     ("dense --tenant-header Host", "--tenant-header 'Host' cannot name tenants: use letters, digits, - and _"),
     ("dense --data-dir m.gguf", "--data-dir m.gguf cannot be written (Not a directory): name one that can be written"),

@@ -162,9 +162,12 @@ def test_the_device_thread_of_a_bound_executor_has_a_processor_that_the_rest_of_
     found = subprocess.run([sys.executable, "-c", _DEVICE], check=True, capture_output=True, text=True).stdout.split()
     if len(cpus) > 1:
         assert found == [
-            *(binding.cpu_text(cpus[:-1]), "True"),  # the event loop and all others
-            *(binding.cpu_text(cpus), "False"),  # threads that compute
-            *(str(cpus[-1]), "False"),  # the device thread
+            binding.cpu_text(cpus[:-1]),  # the event loop and all others
+            "True",
+            binding.cpu_text(cpus),  # threads that compute
+            "False",
+            str(cpus[-1]),  # the device thread
+            "False",
         ]
     else:
         assert found == [str(cpus[0]), "False"] * 3
