@@ -33,13 +33,13 @@ from pagewire.files.writing import check_directory
 from pagewire.flags import ports
 from pagewire.flags.costs import kv_bytes_per_token
 from pagewire.flags.model_facts import ModelFacts, facts_of
-from pagewire.process import binding, cgroup, local_executors
+from pagewire.process import binding, cgroup, cpu_sets, local_executors
 from pagewire.process.socket_directory import check_socket_directory, socket_names
 
 
 def check(config: ServiceConfig) -> None:
     """Checks a configuration on this machine. Raises StartupError for the first of `refusals`."""
-    for error in refusals(config, binding.usable_cpus(), binding.nodes()):
+    for error in refusals(config, cpu_sets.usable_cpus(), binding.nodes()):
         error.exit_code = 2
         raise error
 

@@ -20,6 +20,7 @@ from pagewire.config import ExecutorConfig, ServeConfig, ServiceConfig
 from pagewire.config.profiles import runs_on_cuda
 from pagewire.errors import StartupError
 from pagewire.process import cgroup
+from pagewire.process.cpu_sets import cpu_set, cpu_text, usable_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -59,29 +60,6 @@ class CpuBindings:
 
     executors: Sequence[CpuBinding]
     others: CpuBinding
-
-
-def cpu_set(text: str) -> tuple[int, ...]:
-    """Parses a set of processors. Raises ValueError."""
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(cpus))
-
-
-def cpu_text(cpus: Sequence[int]) -> str:
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def usable_cpus() -> tuple[int, ...]:
-    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def nodes(folder: Path = NODES) -> dict[int, tuple[int, ...]]:

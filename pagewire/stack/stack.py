@@ -25,7 +25,7 @@ from pagewire.files.models import default_served_name, find_model
 from pagewire.files.writing import unwritable
 from pagewire.flags import refusals
 from pagewire.flags.ports import available_ports
-from pagewire.process import binding, local_executors
+from pagewire.process import binding, cpu_sets, local_executors
 from pagewire.process.socket_directory import check_socket_directory, socket_names
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch, running
@@ -144,7 +144,7 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
     executors = local_executors.names(config)
     address = {name: _address(directory, name) for name in names_of(config)}
     public = endpoint(config.host, config.grpc_port)
-    places = binding.places(config, len(executors), binding.usable_cpus(), binding.nodes()) if executors else None
+    places = binding.places(config, len(executors), cpu_sets.usable_cpus(), binding.nodes()) if executors else None
     beside: dict[str, Any] = {"cpu_bind": None if places is None else places.others.flags["cpu_bind"]}
     gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"], **beside)
     tokenizer = config.part(
@@ -192,7 +192,7 @@ def _places_of(places: binding.CpuBindings | None, count: int) -> Sequence[bindi
         return [None] * count
     for name, place in (*((f"executor {i}", p) for i, p in enumerate(places.executors)), ("others", places.others)):
         node = "" if place.node is None else f" of NUMA node {place.node}"
-        logger.info("%s: processors %s%s", name, binding.cpu_text(place.cpus) or "not bound", node)
+        logger.info("%s: processors %s%s", name, cpu_sets.cpu_text(place.cpus) or "not bound", node)
     return places.executors
 
 

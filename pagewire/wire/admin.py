@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import grpc
 
-from pagewire.process.binding import cpu_text, usable_cpus
+from pagewire.process.cpu_sets import cpu_text, usable_cpus
 from pagewire.telemetry import metrics
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.tenant_metrics import of_tenant

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pagewire.config import ServeConfig
-from pagewire.process.binding import cpu_set, cpu_text
+from pagewire.process.cpu_sets import cpu_set, cpu_text
 from pagewire.tools.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.tools.doctor.host import Host
 

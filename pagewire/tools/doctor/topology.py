@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.process import binding, local_executors
-from pagewire.process.binding import CpuBinding, CpuBindings, cpu_set, cpu_text
+from pagewire.process.binding import CpuBinding, CpuBindings
+from pagewire.process.cpu_sets import cpu_set, cpu_text
 from pagewire.tools.doctor.finding import Finding, Findings, absent, note, ok, warning
 from pagewire.tools.doctor.gpu import gpus, node_of
 from pagewire.tools.doctor.host import Host

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagewire.config import ExecutorConfig, GatewayConfig, ServeConfig, profiles
 from pagewire.errors import StartupError
-from pagewire.process import binding
+from pagewire.process import binding, cpu_sets
 from pagewire.process.binding import CpuBinding
 
 _TWO_NODES = {0: range(8), 1: range(8, 16)}
@@ -28,7 +28,7 @@ def _places(usable: range = range(16), **flags) -> tuple[list[CpuBinding], CpuBi
 
 @given(st.sets(st.integers(0, 300)))
 def test_sets_are_written_as_the_kernel_writes_them(cpus: set[int]) -> None:
-    assert binding.cpu_set(binding.cpu_text(sorted(cpus))) == tuple(sorted(cpus))
+    assert cpu_sets.cpu_set(cpu_sets.cpu_text(sorted(cpus))) == tuple(sorted(cpus))
 
 
 def test_without_flags_the_other_services_stay_off_the_processor_of_the_device_thread() -> None:
@@ -102,11 +102,11 @@ def test_what_cannot_be_is_refused(flags, said) -> None:
 
 _ASK = """
 import os, sys
-from pagewire.process import binding
+from pagewire.process import binding, cpu_sets
 from pagewire.config import ExecutorConfig
 binding.bind(ExecutorConfig(cpu_bind=sys.argv[1] or None, numa_bind=sys.argv[2] or None, rank=int(sys.argv[3]),
                             tensor_parallel_size=int(sys.argv[4])))
-print(binding.cpu_text(sorted(os.sched_getaffinity(0))), open("/proc/self/numa_maps").readline().split()[1])
+print(cpu_sets.cpu_text(sorted(os.sched_getaffinity(0))), open("/proc/self/numa_maps").readline().split()[1])
 """
 
 
@@ -117,11 +117,11 @@ def _bound(cpu_bind: str = "", numa_bind: str = "", rank: int = 0, ranks: int = 
 
 
 def test_a_process_binds_itself() -> None:
-    cpus = binding.usable_cpus()
-    assert _bound()[0] == binding.cpu_text(cpus)
+    cpus = cpu_sets.usable_cpus()
+    assert _bound()[0] == cpu_sets.cpu_text(cpus)
     assert _bound(str(cpus[-1]))[0] == str(cpus[-1])
     if len(cpus) > 1:  # ranks of a group have parts
-        of_both = binding.cpu_text(cpus[:2])
+        of_both = cpu_sets.cpu_text(cpus[:2])
         assert [_bound(of_both, rank=rank, ranks=2)[0] for rank in (0, 1)] == [str(cpu) for cpu in cpus[:2]]
 
 
@@ -141,30 +141,30 @@ def test_a_service_starts_where_a_sandbox_forbids_to_bind_it(
     place = binding.DevicePlace(ExecutorConfig(cpu_bind="0-1"))
     place.compute()
     place.stay()
-    for call in ("sched_setaffinity", "sched_setscheduler"):
-        assert f"{call} failed (Operation not permitted), so services and executor may take" in caplog.text
+    for name in ("sched_setaffinity", "sched_setscheduler"):
+        assert f"{name} failed (Operation not permitted), so services and executor may take" in caplog.text
 
 
 _DEVICE = """
 import os, threading
-from pagewire.process import binding
+from pagewire.process import binding, cpu_sets
 from pagewire.config import ExecutorConfig
-def tell(): print(binding.cpu_text(binding.usable_cpus()), os.sched_getscheduler(0) == os.SCHED_BATCH)
+def tell(): print(cpu_sets.cpu_text(cpu_sets.usable_cpus()), os.sched_getscheduler(0) == os.SCHED_BATCH)
 def run(target): thread = threading.Thread(target=target); thread.start(); thread.join()
-place = binding.DevicePlace(ExecutorConfig(cpu_bind=binding.cpu_text(binding.usable_cpus())))
+place = binding.DevicePlace(ExecutorConfig(cpu_bind=cpu_sets.cpu_text(cpu_sets.usable_cpus())))
 def device(): place.compute(); run(tell); place.stay(); tell()
 tell(); run(device)
 """
 
 
 def test_the_device_thread_of_a_bound_executor_has_a_processor_that_the_rest_of_the_process_avoids() -> None:
-    cpus = binding.usable_cpus()
+    cpus = cpu_sets.usable_cpus()
     found = subprocess.run([sys.executable, "-c", _DEVICE], check=True, capture_output=True, text=True).stdout.split()
     if len(cpus) > 1:
         assert found == [
-            binding.cpu_text(cpus[:-1]),  # the event loop and all others
+            cpu_sets.cpu_text(cpus[:-1]),  # the event loop and all others
             "True",
-            binding.cpu_text(cpus),  # threads that compute
+            cpu_sets.cpu_text(cpus),  # threads that compute
             "False",
             str(cpus[-1]),  # the device thread
             "False",
@@ -175,5 +175,5 @@ def test_the_device_thread_of_a_bound_executor_has_a_processor_that_the_rest_of_
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="this kernel has no NUMA")  # noqa: PTH110
 def test_memory_of_a_node_is_preferred() -> None:
-    node = next(number for number, cpus in binding.nodes().items() if set(cpus) & set(binding.usable_cpus()))
+    node = next(number for number, cpus in binding.nodes().items() if set(cpus) & set(cpu_sets.usable_cpus()))
     assert _bound(numa_bind=str(node))[1] in (f"prefer:{node}", "default")  # a container may refuse it

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pagewire.process.binding import cpu_set
+from pagewire.process.cpu_sets import cpu_set
 from pagewire.tools.doctor.gpu import _FIELDS
 from pagewire.tools.doctor.host import Host
 
