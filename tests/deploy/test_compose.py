@@ -31,8 +31,8 @@ GRPC_SERVICES = {
 }
 # Faults on purpose are for tests; containers are bound to processors by `cpuset`.
 NOT_IN_COMPOSE = {"fault_injection", "cpu_bind"}
-# Texts that are read further by their service: any will do here.
-SAMPLE_TEXT, SAMPLE_JSON = "sample", '{"a": 1}'
+# A text that is a path, a host, an address and a URL; services read it further.
+SAMPLE_TEXT, SAMPLE_JSON = "sample:80", '{"a": 1}'
 
 
 def check_schema(*paths: Path) -> subprocess.CompletedProcess[str]:

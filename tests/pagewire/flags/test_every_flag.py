@@ -34,7 +34,6 @@ TAKES_DIGITS = {
     "group_secret",
     "tenant_header",
     "served_model_name",
-    "speculative_model_quantization",
     "allowed_media_domains",
     "allowed_methods",
     "allowed_headers",
