@@ -93,6 +93,36 @@ def test_chunks_of_a_prompt(chunks: tuple[int, ...], sliding_window: int) -> Non
         begin += size
 
 
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize("power", [-90, -70, 65, 80])
+def test_keys_of_any_size(power: int) -> None:
+    """Keys and queries of which squares are no floats, but products are."""
+    batch = mixed_batch(head_dim=80)
+    expected = reference.paged_attention(*batch.exact().args())
+    batch.kv_cache[:, 0] *= 2.0**power
+    actual = native.paged_attention(*replace(batch, query=batch.query * 2.0**-power).args())
+    torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("bf16_form")
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [("query", float("nan")), ("key", float("nan")), ("value", float("nan")), ("value", float("inf"))],
+)
+@pytest.mark.parametrize("dim", [0, 37, 79])
+def test_nan_shows_in_the_rows_that_see_it(where: str, number: float, dim: int) -> None:
+    batch = make_batch([150], [20], num_heads=3, num_kv_heads=1, head_dim=80, block_size=16, dtype=torch.bfloat16)
+    query, position = batch.query.clone(), 100
+    if where == "query":
+        query[position - 20, :, dim] = number
+    else:
+        block, offset = batch.block_table[0, position // 16], position % 16
+        batch.kv_cache[block, int(where == "value"), 0, offset, dim] = number
+    rows = native.paged_attention(*replace(batch, query=query).args()).isfinite().all(-1)
+    last = position - 20 if where == "query" else 149
+    assert not rows[position - 20 : last + 1].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sliding_window", [0, 50])
 @pytest.mark.parametrize("block_size", [5, 16])

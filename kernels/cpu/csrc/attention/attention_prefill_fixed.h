@@ -2,9 +2,10 @@
 // the processor multiplies twice as many pairs of 16-bit integers as floats at a time.
 //
 // Queries and keys are integers with a scale each, by their lengths, values with a scale each, by their largest
-// element, and weights with one per row and tile of keys, by their sum. That is what makes sums fit 32 bits. What is
-// rounded so is at least ten times finer than bf16 in a cache. Each scale depends on its own row alone (and on the keys
-// that it sees), so that the result of a row still depends only on its own position.
+// element, and weights with one per row and tile of keys, by their sum. That is what makes sums fit 32 bits. It changes
+// results about half as much as rounding keys and values to bf16 does; where attention is flat, or one dimension of
+// values far larger, about twice as much. Each scale depends on its own row alone (and on the keys that it sees), so
+// that the result of a row still depends only on its own position.
 //
 // Rows of queries lie side by side in the lanes of vectors, keys and dimensions follow each other: maxima, sums and
 // scales of rows are vectors, and neither keys nor values are transposed.
@@ -20,7 +21,7 @@ namespace {
 // LANES * VECTORS columns of b[k].
 template <int VECTORS, class F>
 void multiply_pairs(const uint32_t* a, int stride, int step, int count, const uint32_t* b, int depth, F&& finish) {
-    constexpr int BLOCK = 8;  // times two vectors: 16 sums, of the 10 that are under way at a time
+    constexpr int BLOCK = 8;  // with two vectors 16 sums: more than the 10 products that are under way at a time
     for (int i = 0; i < count; i += BLOCK, a += BLOCK * stride) {
         i32x16 sums[BLOCK][VECTORS] = {};
         for (int k = 0; k < depth; k++) {
@@ -85,8 +86,8 @@ class FixedPrefillWorker {
     static constexpr int KEY_TILE = 128;  // keys per softmax step: its scores, keys and values stay in L1
     static constexpr int KEY_STEP = 8;    // bounds within a tile are multiples of it
     static constexpr int ROW_TILE = 2 * LANES;
-    static constexpr float LONGEST = 32766.0f;   // of an integer vector, so that a product is below 2^30
-    static constexpr float SMALLEST = 1e-30f;    // a divisor instead of zero
+    static constexpr float LONGEST = 32766.0f;  // of an integer vector before it is rounded: elements fit 16 bits
+    static constexpr float SMALLEST = 1e-30f;   // a divisor instead of zero
 
     // LANES elements of a row of `size` from d on; those past the end are zeros.
     template <class E>
@@ -94,18 +95,21 @@ class FixedPrefillWorker {
         return d < size ? load(row + d, size - d) : f32x16{};
     }
 
+    // Of a row whose squares are no floats, as if all its elements were as large as the largest
     template <class E>
     static float length(const E* row, int size) {
         f32x16 squares = {};
         for (int d = 0; d < size; d += LANES) squares += piece(row, d, size) * piece(row, d, size);
-        return std::max(SMALLEST, std::sqrt(sum(squares)));
+        const float square = sum(squares);
+        return square > 1e-30f && square < 1e37f ? std::sqrt(square) : largest(row, size) * std::sqrt((float)size);
     }
 
+    // NaN where an element is, or is infinite: it must show in the result. As integers NaN are the largest.
     template <class E>
     static float largest(const E* row, int size) {
-        f32x16 most = splat(SMALLEST);
-        for (int d = 0; d < size; d += LANES) most = max(most, max(piece(row, d, size), -piece(row, d, size)));
-        return max(most);
+        u32x16 most = (u32x16)splat(SMALLEST);
+        for (int d = 0; d < size; d += LANES) most = max(most, (u32x16)piece(row, d, size) & 0x7fffffffu);
+        return max((f32x16)most) + sum((f32x16)most * 0.0f);
     }
 
     // A row as integers, as long as LONGEST; returns their scale.
