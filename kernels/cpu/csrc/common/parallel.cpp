@@ -15,7 +15,7 @@ namespace {
 using Time = std::chrono::steady_clock::time_point;
 
 constexpr auto WATCH_TIME = std::chrono::microseconds(60);
-constexpr auto YIELD_TIME = std::chrono::microseconds(80);
+constexpr auto TURN = std::chrono::microseconds(80);  // of a helper
 constexpr int MAX_HELPERS = 255;
 
 inline void relax() {
@@ -45,15 +45,13 @@ struct Pool {
         for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) body(context, i);
     }
 
-    // A helper offers its core between chunks: what takes it in the middle of one holds up the caller, too.
-    void work_in_turns(Time& yielded) {
+    // Returns whether a helper's turn has ended before the work.
+    bool work_until(Time turn_end) {
         for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < chunks;) {
             body(context, i);
-            const Time now = std::chrono::steady_clock::now();
-            if (now - yielded < YIELD_TIME) continue;
-            sched_yield();
-            yielded = std::chrono::steady_clock::now();
+            if (std::chrono::steady_clock::now() >= turn_end) return true;
         }
+        return false;
     }
 
     // Returns the first odd epoch other than `seen`.
@@ -70,13 +68,20 @@ struct Pool {
         }
     }
 
+    // A helper offers its core between chunks, when the caller does not wait for it: what takes the core in the middle
+    // of one holds up the caller, too.
     void help(int index) {
-        Time yielded = std::chrono::steady_clock::now();
+        Time turn_end{};
         for (uint32_t seen = 0;;) {
             seen = wait_for_work(seen);
-            inside.fetch_add(1);
-            if (epoch.load() == seen && index < wanted) work_in_turns(yielded);
-            inside.fetch_sub(1);
+            for (bool goes_on = true; goes_on;) {
+                inside.fetch_add(1);
+                goes_on = epoch.load() == seen && index < wanted && work_until(turn_end);
+                inside.fetch_sub(1);
+                if (!goes_on) break;
+                sched_yield();
+                turn_end = std::chrono::steady_clock::now() + TURN;
+            }
         }
     }
 
