@@ -147,9 +147,10 @@ def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tens
     """Of inputs and columns in the order of the codes. Scales of fp8 are chosen for the numbers that there are, others
     for all numbers that there could be; of these a minimum, a factor and the product of factor and code are rounded."""
 
+    size = min(weight.group_size, weight.shape[1])
+    width = 16 if size <= 16 else -(-size // 32) * 32
+
     def padded(numbers: Tensor) -> Tensor:
-        size = min(weight.group_size, weight.shape[1])
-        width = 16 if size <= 16 else -(-size // 32) * 32
         return torch.cat([F.pad(group, (0, width - group.shape[1])) for group in numbers.split(size, 1)], 1)
 
     is_fp8 = weight.codebook is not None and weight.bits == 8
@@ -161,7 +162,12 @@ def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tens
         for code in extremes:
             numbers = replace(weight, codes=torch.full_like(weight.codes, code), permutation=None).dequantize()
             largest = largest.maximum(numbers.double().abs())
-    return fixed_point_error(padded(x), padded(matrix), padded(largest), steps=0.5 if is_fp8 else 1.5)
+    units = -(-(width if is_fp8 else padded(x).shape[1]) // 32)  # of which each block has at most 8
+    blocks = -(-units // 8)
+    while is_fp8 and units % blocks:
+        blocks += 1
+    block = -(-units // blocks) * 32
+    return fixed_point_error(padded(x), padded(matrix), padded(largest), block, steps=0.5 if is_fp8 else 1.5)
 
 
 def _uncancelled(x: Tensor, weight: GroupedWeight) -> Tensor:
