@@ -16,8 +16,8 @@ constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other t
 constexpr int64_t AMX_MIN_TOKENS = 16;
 constexpr int64_t AMX_MIN_TABLE_TOKENS = 12;
 
-// The number of tokens from which fixed point pays: they share what decoding the weights takes. Tables have no other
-// integers, and without AVX-512 codes of 8 bits are multiplied as they are for as long.
+// The number of tokens from which fixed point pays: they share what decoding the weights takes. Without AVX-512 that is
+// more of them, except with tables, of which there are no other products of integers.
 int64_t fixed_point_tokens(const GroupedWeight& w, bool has_table) {
     if (REGISTERS == 1 || has_table) return 16;
     return w.bits == 8 ? 32 : 20;

@@ -19,7 +19,7 @@ using fixed_point::u16_register;
 constexpr int UNIT_ROWS = UNIT / 2;  // of pairs of inputs, in the order of `in_order_of_pairs`
 constexpr int FACTOR_BITS = 15;      // a product of codes is divided by 2^15
 
-// Codes that are numbers: in rows as 2^SHIFT of themselves.
+// Codes that are numbers: in rows as multiples of unit().
 template <class B>
 class Numbers {
    public:

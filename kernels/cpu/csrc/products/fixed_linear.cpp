@@ -34,7 +34,8 @@ class Piece {
                 const Weights weights = weights_of(begin, block);
                 const Ahead ahead = ahead_of(token, pass, begin, next, block);
                 fixed_point::multiply_of<GROUP, Ahead>(count)(x_, token, block, weights, ahead, sums);
-                for (int t = 0; t < count; t++) fixed_point::add_spikes(x_, token + t, block, weights, sums + t * GROUP);
+                for (int t = 0; t < count; t++)
+                    fixed_point::add_spikes(x_, token + t, block, weights, sums + t * GROUP);
             }
             p_.write_tokens(token, count, begin, end, sums, GROUP);
         }

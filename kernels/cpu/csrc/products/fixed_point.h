@@ -232,7 +232,7 @@ struct Ahead {
     int64_t token_bytes;         // from a token's results to the next one's
 };
 
-// Likewise, of weights that are decoded in the L1 cache: the codes of those that come later are brought to the L2 cache.
+// Likewise, of weights that are decoded in the L1 cache: codes of those that come later are brought to the L2 cache.
 template <int GROUP>
 struct CodesAhead {
     const char* weights[GROUP];
