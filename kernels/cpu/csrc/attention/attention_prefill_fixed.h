@@ -77,7 +77,7 @@ class FixedPrefillWorker {
             p_, tile, [&](int begin, int end) { pack(tile, begin, end); },
             [&](int begin, int first, int count, int from, int to) {
                 const auto step = count > LANES ? &FixedPrefillWorker::step<2> : &FixedPrefillWorker::step<1>;
-                (this->*step)(tile, begin, first, from, to);
+                (this->*step)(begin, first, from, to);
             });
         for (int r = 0; r < rows; r += ROW_TILE) finish(tile, r, std::min(ROW_TILE, rows - r), rows, partials);
     }
@@ -169,7 +169,7 @@ class FixedPrefillWorker {
 
     // Rows first .. with the keys from .. to of the packed ones, the first of which stands at `begin`.
     template <int VECTORS>
-    void step(const Tile& tile, int begin, int first, int from, int to) {
+    void step(int begin, int first, int from, int to) {
         constexpr int WIDTH = VECTORS * LANES;
         const int count = to - from;
         const float* const key_scale = key_scale_ + from;
