@@ -20,7 +20,7 @@ from pagewire.config import ExecutorConfig, ServeConfig, ServiceConfig
 from pagewire.config.profiles import runs_on_cuda
 from pagewire.errors import StartupError
 from pagewire.process import cgroup
-from pagewire.process.cpu_sets import cpu_set, cpu_text, usable_cpus
+from pagewire.process.cpu_sets import cpu_set, cpu_text, has_slow_cores, usable_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ def _fills(config: ServeConfig, usable: Sequence[int]) -> bool:
     """Returns whether the threads of one executor leave no processor to the other services."""
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     threads = config.num_threads or min(len(usable), cgroup.cpu_quota() or len(usable))
-    return not runs_on_cuda(config.device) and num_ranks == 1 and threads >= len(usable) > 1
+    is_full = threads >= len(usable) > 1 and num_ranks == 1 and not runs_on_cuda(config.device)
+    return is_full and not has_slow_cores(usable)
 
 
 def _beside(usable: Sequence[int]) -> CpuBinding:

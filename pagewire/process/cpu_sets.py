@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def cpu_set(text: str) -> tuple[int, ...]:
@@ -27,3 +28,10 @@ def cpu_text(cpus: Sequence[int]) -> str:
 def usable_cpus() -> tuple[int, ...]:
     """Returns the processors that the calling thread may use."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def has_slow_cores(cpus: Sequence[int], devices: Path = Path("/sys/devices")) -> bool:
+    """Returns whether some of these processors are of a slower kind, by what Linux reports for Intel's and Arm's."""
+    capacities = [devices / f"system/cpu/cpu{cpu}/cpu_capacity" for cpu in cpus]
+    kinds = {path.read_text() for path in capacities if path.is_file()}
+    return len(kinds) > 1 or (devices / "cpu_atom/cpus").is_file()

@@ -124,13 +124,12 @@ class Grammars:
         return PassingGrammarError(reason)
 
     def _on_complex(self, grammar: bytes, compiled: LLMatcher | None) -> None:
-        """Forgets a compiled grammar that an output could not follow, with the memory that its outputs have filled, and
-        tries it again before it is used again."""
+        """Forgets a compiled grammar that an output could not follow, with the memory that its outputs have filled. The
+        next request compiles it, without another trial, for which steps would wait."""
         found = self._compiled.get(grammar)
         is_kept = found is not None and found.done() and not found.cancelled() and found.exception() is None
         if found is not None and is_kept and found.result() is compiled:
             del self._compiled[grammar]
-        self._tried.pop(_digest(grammar), None)
 
     async def _compiled_for_step(self, grammar: Grammar) -> LLMatcher:
         """Returns the compiled grammar at its start. One that was tried, and is no longer kept, is compiled on the

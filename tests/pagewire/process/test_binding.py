@@ -100,6 +100,17 @@ def test_what_cannot_be_is_refused(flags, said) -> None:
         _places(**flags)
 
 
+def test_processors_of_two_kinds_are_found(tmp_path: Path) -> None:
+    assert not cpu_sets.has_slow_cores([0, 1], tmp_path)
+    for cpu, capacity in enumerate((1024, 1024, 446)):
+        (file := tmp_path / f"system/cpu/cpu{cpu}/cpu_capacity").parent.mkdir(parents=True)
+        file.write_text(f"{capacity}\n")
+    assert not cpu_sets.has_slow_cores([0, 1], tmp_path) and cpu_sets.has_slow_cores([1, 2], tmp_path)
+    (tmp_path / "cpu_atom").mkdir()
+    (tmp_path / "cpu_atom/cpus").write_text("2\n")
+    assert cpu_sets.has_slow_cores([0, 1], tmp_path)
+
+
 _ASK = """
 import os, sys
 from pagewire.process import binding, cpu_sets
