@@ -110,7 +110,7 @@ for _counter, _values in (
 # For GetStatus.
 GENERATION_RATE = Rate()
 PROMPT_RATE = Rate()
-_COUNTERS = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, LATE_STEPS)
+_COUNTERS: tuple[Counter | LoopCounter, ...] = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS, LATE_STEPS)
 _NOTHING = (0,) * len(_COUNTERS)
 _CACHED = PROMPT_TOKENS_BY_SOURCE.labels("local_cache_hit")
 _COMPUTED = PROMPT_TOKENS_BY_SOURCE.labels("local_compute")

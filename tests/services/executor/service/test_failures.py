@@ -145,6 +145,9 @@ class BrokenMatcher:
     def __init__(self) -> None:
         self._num_tokens = 0
 
+    def give_up(self, reason: str) -> None:
+        raise AssertionError(reason)
+
     def advance(self, token_ids: Sequence[int]) -> None:
         self._num_tokens += len(token_ids)
         if self._num_tokens == 2:
