@@ -31,7 +31,8 @@ class LocalFollowers:
         self._directory = Path(tempfile.mkdtemp(prefix="pagewire-ranks-"))
         self.address = f"unix:{self._directory}/leader.sock"  # of the leader
         self.secret = secrets.token_hex(32)
-        config = replace(config, leader=self.address, group_secret=self.secret, listen="", metrics_port=None)
+        config = replace(config, leader=self.address, group_secret=self.secret, metrics_port=None)
+        config = replace(config, listen=ExecutorConfig.listen)  # that of the leader is not for them
         self.processes = {rank: _start(replace(config, rank=rank)) for rank in range(1, config.num_ranks)}
 
     def stop(self) -> None:

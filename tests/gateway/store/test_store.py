@@ -339,7 +339,7 @@ def test_a_gateway_does_not_start_without_its_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     command = [sys.executable, "-m", "pagewire.cli", "gateway", "--port", "0", "--data-dir", str(tmp_path / "file")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert (
         f"--data-dir {tmp_path}/file cannot be written (Not a directory): name one" in ended.stderr
         and "Traceback" not in ended.stderr
