@@ -25,7 +25,7 @@ _SCALES = (1 / 128, 1.0, 1 / 32, 1 / 2**18, 1.0)
 # (share of earlier steps kept, weight) of each memory; they remember about twenty and five hundred steps of a kind.
 _MEMORIES = ((0.95, 1.0), (0.998, 0.02))
 _SWEEPS = 8
-_STEPS_PER_FIT = 32
+_STEPS_PER_FIT = 8
 _TINY = 1e-12
 _NO_WORK = StepWork()
 # A step counts as at most this many times slower than expected: on a CPU, the first of its shape is slow. Anything
