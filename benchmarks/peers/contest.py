@@ -13,7 +13,7 @@ from benchmarks.peers.contestants import Contestant, ContestantError, Process
 from benchmarks.peers.rows import Row, measured_by, seconds
 from pagewire.tools.bench.prompts import RandomWords
 
-# A row whose rounds differ by more is marked.
+# A row is marked if its rounds differ by more.
 STEADY = 0.10
 
 

@@ -31,7 +31,7 @@ FAKE = [sys.executable, "-m", "tests.benchmarks.peers_fake"]
 
 
 def contest_of(tmp_path: Path, engines: dict[str, dict[str, Any]], rows: Sequence[str], rounds: int) -> Contest:
-    """Returns the contest of fake engines, whose settings are given by key."""
+    """Returns the contest of fake engines. engines: their settings, by key."""
     contestants = []
     for key, settings in engines.items():
         known = {"name": key, "diary": str(tmp_path / "diary")}

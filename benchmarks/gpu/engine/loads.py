@@ -116,7 +116,7 @@ class LoadDriver(Driver):
         return seconds[2:]  # the first ones compile
 
     def beside_prefill(self, plan: Plan) -> list[float]:
-        """Seconds between steps, each with a token of everyone and a chunk of the guest's prompt."""
+        """Seconds between steps, each with a token of every request and a chunk of the prompt that came later."""
         return self._gaps(self._chunk_steps(plan))
 
     def mixed(self, plan: Plan) -> list[float]:

@@ -24,7 +24,7 @@ SERVED_NAME = "bench"
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 30
 POLL_S = 0.2
-# Of a request whose time is over.
+# The error of a request that has taken too long.
 LATE = "no end within"
 
 

@@ -1,5 +1,5 @@
-"""Settings whose buffers cannot fit into the memory of this machine: commands check them by the model's files before
-they start anything, the executor when it knows the model."""
+"""Settings that need more memory than this machine has: commands check them by the model's files before they start
+anything, the executor when it knows the model."""
 
 _TOKEN_ID, _OF_STEP = 4, 32  # bytes of a token in a row, and of one in a step
 

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Processor time of one token above which its request ends. Where its grammar was tried, none took more than half of it.
 _MAX_TOKEN_SECONDS = 0.1
-# Processor time for all tokens of a step above which the slowest requests end whose tokens usually take this long.
-# Those of common grammars take 1 ms, and a few ms where they come to something new.
+# Processor time for all tokens of a step, above which the slowest requests end, if their tokens usually take
+# _MAX_USUAL_SECONDS or longer. Those of common grammars take 1 ms, and a few ms where they come to something new.
 _MAX_STEP_SECONDS, _MAX_USUAL_SECONDS = 0.1, 0.005
 _WEIGHT = 0.25  # of the last token
 

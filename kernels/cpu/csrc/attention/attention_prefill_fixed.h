@@ -95,7 +95,7 @@ class FixedPrefillWorker {
         return d < size ? load(row + d, size - d) : f32x16{};
     }
 
-    // Of a row whose squares are no floats, as if all its elements were as large as the largest
+    // If the squares of a row exceed float, all its elements count as if they were as large as the largest
     template <class E>
     static float length(const E* row, int size) {
         f32x16 squares = {};

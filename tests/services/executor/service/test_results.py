@@ -1,4 +1,4 @@
-"""Results on their way to the scheduler: in order, whole, whatever their size and whoever writes them."""
+"""Results on their way to the scheduler: in order, whole, whatever their size, and from whichever thread."""
 
 import asyncio
 import random
