@@ -7,10 +7,12 @@ nodes, from memory of their own node. Sets of processors are written as the kern
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import logging
 import os
 import platform
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ _MAX_NODES = 1024
 # With auto, the other services get one of this many cores; machines with few cores leave none.
 _CORES_PER_SPARE = 8
 _FEW_CORES = 4
+# Begins the abstract name of the socket that reserves a processor for a device thread.
+_RESERVATION = "\0pagewire device thread on processor "
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ class DevicePlace:
     def __init__(self, config: ExecutorConfig) -> None:
         """Moves the calling thread, and those that it starts, to the processors of the rest."""
         self._cpus = usable_cpus() if config.cpu_bind is not None else ()
+        self._reserved = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         if len(self._cpus) > 1:
             _change(os.sched_setaffinity, self._cpus[:-1])
             _wait_for_turns()
@@ -237,16 +242,29 @@ class DevicePlace:
             _change(os.sched_setaffinity, self._cpus)
 
     def stay(self) -> None:
-        """Keeps the calling thread, the device thread, on its processor, and all others of the process off it.
+        """Keeps the calling thread, the device thread, on its processor, and all others of the process off it, unless
+        another executor of this machine has its device thread there.
 
         On that processor, a thread that waits for work would take the time of the one that has some. Threads that the
         device thread starts later stay beside it.
         """
-        if len(self._cpus) > 1:
+        if len(self._cpus) > 1 and self._claim():
             for task in Path("/proc/self/task").iterdir():
                 with suppress(OSError):  # it has just ended; what forbids it is logged below
                     os.sched_setaffinity(int(task.name), self._cpus[:-1])
             _change(os.sched_setaffinity, self._cpus[-1:])
+
+    def _claim(self) -> bool:
+        """Reserves the processor of the device thread by the name of a socket, which the kernel frees with the
+        process."""
+        try:
+            self._reserved.bind(f"{_RESERVATION}{self._cpus[-1]}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            logger.info("processor %d has the device thread of another executor; this one's moves", self._cpus[-1])
+            return False
+        return True
 
 
 def _wait_for_turns() -> None:

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -157,10 +159,11 @@ def test_a_service_starts_where_a_sandbox_forbids_to_bind_it(
 
 
 _DEVICE = """
-import os, threading
+import os, sys, threading
 from pagewire.process import binding, cpu_sets
 from pagewire.config import ExecutorConfig
 def tell(): print(cpu_sets.cpu_text(cpu_sets.usable_cpus()), os.sched_getscheduler(0) == os.SCHED_BATCH)
+binding._RESERVATION = "\\0" + sys.argv[1]
 def run(target): thread = threading.Thread(target=target); thread.start(); thread.join()
 place = binding.DevicePlace(ExecutorConfig(cpu_bind=cpu_sets.cpu_text(cpu_sets.usable_cpus())))
 def device(): place.compute(); run(tell); place.stay(); tell()
@@ -168,14 +171,25 @@ tell(); run(device)
 """
 
 
+def _device(reservation: str) -> list[str]:
+    command = [sys.executable, "-c", _DEVICE, reservation]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
 def test_the_device_thread_of_a_bound_executor_has_a_processor_that_the_rest_of_the_process_avoids() -> None:
-    cpus = cpu_sets.usable_cpus()
-    found = subprocess.run([sys.executable, "-c", _DEVICE], check=True, capture_output=True, text=True).stdout.split()
+    cpus, found = cpu_sets.usable_cpus(), _device(f"alone {uuid4()} ")
     if len(cpus) > 1:
         all_others, loading, device = cpu_sets.cpu_text(cpus[:-1]), cpu_sets.cpu_text(cpus), str(cpus[-1])
         assert found == [all_others, "True", loading, "False", device, "False"]
     else:
         assert found == [str(cpus[0]), "False"] * 3
+
+
+def test_a_second_executor_does_not_put_its_device_thread_on_the_processor_of_the_first() -> None:
+    cpus, name = cpu_sets.usable_cpus(), f"two {uuid4()} "
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
+        first.bind(f"\0{name}{cpus[-1]}")
+        assert _device(name)[4:] == [cpu_sets.cpu_text(cpus), "False"]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="this kernel has no NUMA")  # noqa: PTH110
