@@ -55,11 +55,10 @@ def _torch_version() -> str:
 _ALL = (
     Profile(
         "latency",
-        "early first tokens and early refusals, by short steps and drafts",
+        "early first tokens and early refusals, by short steps",
         {
             "max_num_seqs": "64",
             "max_queue_time": "5",
-            "spec_method": "auto",
             "enable_prefix_caching": "true",
         },
         on_cpu={"max_num_batched_tokens": "512"},
@@ -79,10 +78,9 @@ _ALL = (
     ),
     Profile(
         "cost",
-        "less memory, by an fp8 KV cache (less exact) if the model supports it, fewer requests at once, drafts",
+        "less memory, by an fp8 KV cache (less exact) if the model supports it, fewer requests at once",
         {
             "kv_cache_dtype": "smallest",
-            "spec_method": "auto",
             "grammar_cache_size": "64",
             "mm_encoder_cache_bytes": "64MiB",
             "enable_prefix_caching": "true",

@@ -15,6 +15,8 @@ from pagewire.errors import StartupError
 LOOKUP_METHODS = ("ngram", "suffix")
 DRAFT_MODEL_METHODS = ("draft_model", "self", "eagle3")
 METHODS = (*LOOKUP_METHODS, *DRAFT_MODEL_METHODS, "mtp")
+# Chooses a method, or none.
+AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +26,18 @@ class SpeculationConfig:
     speculative_config: str | None = flag(
         None,
         "how tokens are drafted, as a JSON object with the keys of vLLM; "
-        '{"method": "ngram", "num_speculative_tokens": 5} (default: no drafts)',
+        '{"method": "ngram", "num_speculative_tokens": 5} (default: see --spec-method)',
         group="speculation",
         kind="json",
         short="sc",
     )
-    spec_method: str | None = flag(
-        None,
+    spec_method: str = flag(
+        AUTO,
         "method that drafts tokens; ngram: continues as the same text did before, suffix: as outputs of other "
-        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: ngram if the model supports "
-        "drafts, none: no drafts, even if a profile has a method",
+        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: ngram on a CPU if the model "
+        "supports drafts, or what other flags name, none: no drafts",
         group="speculation",
-        choices=(*METHODS, "auto", "none"),
+        choices=(*METHODS, AUTO, "none"),
     )
     spec_model: str | None = flag(
         None,
@@ -138,17 +140,12 @@ class Speculation:
     def of(cls, config: SpeculationConfig) -> "Speculation | None":
         """Returns the settings, or None for no drafts. Raises StartupError for unknown or contradictory settings."""
         values = _given(config)
-        if not values or config.spec_method == "none":
+        if "none" in (config.spec_method, values.get("method")):
             return None
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
-        if not values.get("method") and not values.get("model"):
-            raise StartupError(
-                f"{_source_of(next(iter(values)), config)} has no effect without a method: add --spec-method ngram, or "
-                "--spec-model for a draft model, or leave it out"
-            )
-        method = values.pop("method", None) or _method_of(str(values["model"]))
-        if method == "auto":
+        method = values.pop("method", None) or _method_of(str(values.get("model") or ""))
+        if method == AUTO:
             method, values["if_possible"] = "ngram", True
         if method not in METHODS:
             raise StartupError(f"--speculative-config: unknown method {method!r}; choose one of {', '.join(METHODS)}")
@@ -183,18 +180,12 @@ def older_flags(config: SpeculationConfig) -> list[str]:
 def _given(config: SpeculationConfig) -> dict[str, Any]:
     """Returns the values by key of `--speculative-config`, from all flags."""
     values = checked(_parsed(config.speculative_config)) if config.speculative_config else {}
+    if values.get("method") == AUTO:
+        del values["method"]
     for name, key in _KEYS.items():
-        if (value := getattr(config, name)) is not None:
+        if (value := getattr(config, name)) not in (None, AUTO):
             values[key] = _same(value, values.get(key), key)
     return values
-
-
-def _source_of(key: str, config: SpeculationConfig) -> str:
-    """Returns the flag, or the key of `--speculative-config`, that gave a value."""
-    flags = [
-        f"--{name.replace('_', '-')}" for name in _KEYS if _KEYS[name] == key and getattr(config, name) is not None
-    ]
-    return [*flags, f"--speculative-config: {key}"][0]
 
 
 def _same(value: Any, other: Any, key: str) -> Any:
@@ -217,7 +208,9 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 
 def _method_of(model: str) -> str:
-    """Returns the method if only a model is named; like vLLM, it follows from the name."""
+    """Returns the method if only a model is named, or nothing; like vLLM, it follows from the name."""
+    if not model:
+        return AUTO
     if model == "self" or model.startswith("self:"):
         return "self"
     return "eagle3" if "eagle3" in model.lower() or "eagle-3" in model.lower() else "draft_model"

@@ -40,7 +40,6 @@ __all__ = [
 Config = TypeVar("Config")
 _Fields = Mapping[str, dataclasses.Field[Any]]
 _SEVERAL_WORDS = ("served_model_name", "api_key")
-_DRAFTERS = {"speculative_config", "spec_method", "spec_model", "speculative_model"}  # what drafts
 
 
 def parse(
@@ -158,10 +157,7 @@ def _values(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Any]:
 
 
 def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Given]:
-    """Returns the settings of the profile for these fields. Raises UsageError for an unknown profile.
-
-    If another source names what drafts, the profile's method is ignored.
-    """
+    """Returns the settings of the profile for these fields. Raises UsageError for an unknown profile."""
     if (chosen := settled.get("profile")) is None:
         return {}
     device = settled.get("device")
@@ -173,9 +169,7 @@ def _of_profile(settled: Mapping[str, Given], fields: _Fields) -> dict[str, Give
         profile.values("auto" if device is None else str(device.text)) if "device" in fields else profile.everywhere
     )
     return {
-        name: Given(name, text, f"profile {profile.name}", "profile")
-        for name, text in values.items()
-        if name in fields and not (name in _DRAFTERS and _DRAFTERS & settled.keys())
+        name: Given(name, text, f"profile {profile.name}", "profile") for name, text in values.items() if name in fields
     }
 
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from pagewire.config.executor import SMALLEST
+from pagewire.config.executor import SMALLEST, ExecutorConfig
+from pagewire.config.profiles import runs_on_cuda
+from pagewire.config.speculation import Speculation
+from pagewire.config.values import drafts
 from pagewire.files.models import local_model
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.flags.model_facts import ModelFacts
@@ -97,13 +100,15 @@ def _kv_cache_dtype(config: Any, facts: ModelFacts) -> str:
 
 
 def _spec_method(config: Any, facts: ModelFacts) -> str:
-    if getattr(config, "spec_method", None) != "auto":
+    if not isinstance(config, ExecutorConfig) or (speculation := Speculation.of(config)) is None:
         return ""
-    if facts.has_state:
-        return "no drafts: layers with a state cannot take them back"
-    if getattr(config, "pipeline_parallel_size", 1) > 1:
-        return "no drafts: with a pipeline of stages, set --spec-method"
-    return "no drafts: vectors need none" if getattr(config, "runner", "") == "pooling" else ""
+    why_not = drafts.why_not(
+        vectors=config.runner == "pooling",
+        state=facts.has_state,
+        stages=config.pipeline_parallel_size,
+        on_cuda=runs_on_cuda(config.device),
+    )
+    return f"no drafts: {why_not}" if speculation.if_possible and why_not else ""
 
 
 _COMPUTED: dict[str, Callable[[Any, ModelFacts], str]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config.profiles import runs_on_cuda
-from pagewire.config.speculation import Speculation, SpeculationConfig
+from pagewire.config.speculation import AUTO, Speculation, SpeculationConfig
 from pagewire.files.models import default_served_name
 from pagewire.flags.costs import phrase, size_text
 from pagewire.flags.given import Given
@@ -89,9 +89,9 @@ def _row(field: dataclasses.Field[Any], config: Any, given: Given | None, facts:
         source, origin = given.kind, given.source
     elif facts is not None and (of_model := _of_model(field.name, facts)):
         value, source, origin = of_model, "model", str(facts.path)
-    elif value is None and (field.name not in _DRAFTING or not isinstance(config, SpeculationConfig)):
+    elif value is None and field.name not in _DRAFTING:
         value = _stated_default(field, config)
-    elif value is None:
+    elif field.name in _DRAFTING:
         value = _of_drafts(field.name, config)
     if field.metadata["secret"] and getattr(config, field.name) is not None:
         value = "(secret)"
@@ -102,6 +102,8 @@ def _row(field: dataclasses.Field[Any], config: Any, given: Given | None, facts:
 def _of_drafts(name: str, config: SpeculationConfig) -> Any:
     """Returns the value of a flag of speculation that follows from the others; None if there is none."""
     drafts = Speculation.of(config)
+    if name == "spec_method" and drafts is not None and drafts.if_possible:
+        return AUTO
     if drafts is None:
         return "no drafts" if name == "speculative_config" else None
     return None if name == "speculative_config" else getattr(drafts, _DRAFTING[name])

@@ -35,6 +35,17 @@ def check(drafts: Speculation, ranks: int, stages: int, *, on_cuda: bool) -> Non
         )
 
 
+def why_not(*, vectors: bool, state: bool, stages: int, on_cuda: bool) -> str:
+    """Returns why method auto drafts nothing in a setup; "" if it drafts."""
+    if vectors:
+        return "vectors need none"
+    if state:
+        return "layers with a state cannot take them back"
+    if stages > 1:
+        return "with a pipeline of stages, name a method"
+    return "on a GPU, name a method, such as --spec-method ngram" if on_cuda else ""
+
+
 def possible_ranks(method: str, ranks: int) -> tuple[int, ...]:
     """Returns the numbers of ranks that may share the layers of the drafter, the default last."""
     return {"self": (ranks,), "mtp": (ranks,), "eagle3": (1,)}.get(method, (1, ranks))

@@ -14,6 +14,7 @@ from typing import Any
 
 from pagewire.config import ServeConfig
 from pagewire.config.profiles import runs_on_cuda
+from pagewire.config.speculation import AUTO
 from pagewire.flags.model_advice import FEW_BITS, smaller_weights
 from pagewire.flags.model_facts import ModelFacts
 from pagewire.tools.tune.measure import Figures
@@ -63,7 +64,7 @@ def _tokens(config: ServeConfig) -> int:
 
 
 def _ngrams(config: ServeConfig, mean_output: float, model: ModelFacts) -> Iterator[Candidate]:
-    if mean_output >= _LONG_OUTPUT and not _drafts(config) and not model.has_state:
+    if mean_output >= _LONG_OUTPUT and _on_cuda(config) and not _drafts(config) and not model.has_state:
         yield Candidate({"spec_method": "ngram", "spec_tokens": 5}, "outputs that repeat texts gain tokens per step")
 
 
@@ -86,10 +87,10 @@ def _ttft(config: ServeConfig, seen: Figures, output: float, cores: int, model: 
 
 
 def _tpot(config: ServeConfig, seen: Figures, output: float, cores: int, model: ModelFacts) -> Iterator[Candidate]:
-    for ngrams in _ngrams(config, output, model):
-        yield ngrams
-        if config.quantization == "none" or model.bits > FEW_BITS:
-            yield Candidate({"spec_model": "self:q4", "spec_tokens": 4}, "a copy in 4 bits drafts any text")
+    yield from _ngrams(config, output, model)
+    is_dense = config.quantization == "none" or model.bits > FEW_BITS
+    if is_dense and output >= _LONG_OUTPUT and not _drafts(config) and not model.has_state:
+        yield Candidate({"spec_model": "self:q4", "spec_tokens": 4}, "a copy in 4 bits drafts any text")
     if config.target_itl_ms != 0:
         yield Candidate({"target_itl_ms": 20.0}, "less of others' prompts in each step")
     yield Candidate({"max_num_batched_tokens": _tokens(config) // 4}, "no step takes long for prompts")
@@ -127,7 +128,7 @@ def _threads(config: ServeConfig, cores: int) -> Iterator[Candidate]:
 
 
 def _drafts(config: ServeConfig) -> bool:
-    return bool(config.speculative_config or config.spec_method or config.spec_model)
+    return bool(config.speculative_config or config.spec_method != AUTO or config.spec_model)
 
 
 _TREE = {"ttft": _ttft, "tpot": _tpot, "throughput": _throughput, "memory": _memory}

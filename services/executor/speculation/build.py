@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from pagewire.config.speculation import Speculation
 from pagewire.config.values import drafts
 from pagewire.errors import StartupError
@@ -10,7 +12,6 @@ from pagewire.services.executor.models.drafting.draft_head import DraftHead
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import Group
-from pagewire.services.executor.parallel.stage import WHOLE
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
@@ -20,9 +21,10 @@ from pagewire.services.executor.speculation.self_draft import SelfDraft
 from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
-def can_have_drafts(model: Model, pooling: Pooling, group: Group) -> bool:
-    """Returns whether method auto means ngram. With several stages, on CPUs, ngram works too, but must be named."""
-    return pooling.generates and group.stage is WHOLE and not kv_cache.has_state(model)
+def why_not(model: Model, pooling: Pooling, group: Group, device: torch.device) -> str:
+    """Returns why method auto drafts nothing; "" if it drafts."""
+    vectors, state = not pooling.generates, kv_cache.has_state(model)
+    return drafts.why_not(vectors=vectors, state=state, stages=group.stage.count, on_cuda=device.type != "cpu")
 
 
 def make_proposer(

@@ -31,7 +31,7 @@ from pagewire.services.executor.runner.stage import StageExchange
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.tokens import Tokens
 from pagewire.services.executor.speculation import draft_cache
-from pagewire.services.executor.speculation.build import can_have_drafts, make_proposer
+from pagewire.services.executor.speculation.build import make_proposer, why_not
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
 from pagewire.services.executor.start import memory_profile
@@ -63,12 +63,14 @@ class Setup:
     def speculation(self) -> Speculation | None:
         """The method that drafts tokens, if one does."""
         speculation = Speculation.of(self.config)
-        if speculation is None or not speculation.if_possible or can_have_drafts(self.model, self.pooling, self.group):
+        if speculation is None or not speculation.if_possible:
             return speculation
-        logger.info(
-            "no tokens are drafted: speculative decoding does not work for %s here", self.model.config.architecture
-        )
-        return None
+        if reason := why_not(self.model, self.pooling, self.group, self.device):
+            logger.info("no tokens are drafted: %s", reason)
+            return None
+        most = speculation.num_speculative_tokens
+        logger.info("n-grams draft up to %d tokens at once; --spec-method none turns them off", most)
+        return speculation
 
     @cached_property
     def drafter(self) -> Model | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,7 +140,9 @@ def start_runner(
     costs = NO_COSTS
     if setup.speculation is not None and setup.speculation.adaptive:
         with phases("decode_costs"):
-            costs = measure(runner, group)
+            # Processor time, where other ranks need not be waited for: other processes start at the same time.
+            is_alone = device.type == "cpu" and group.size == 1
+            costs = measure(runner, group, time.thread_time if is_alone else time.perf_counter)
     logger.info("ready: %s", phases)
     group.check()
     info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs)

@@ -104,6 +104,23 @@ async def load(line: Line) -> AsyncIterator[list[tuple[int, Received]]]:
         await asyncio.gather(*tasks)
 
 
+async def test_without_a_flag_what_repeats_takes_fewer_steps(line: Line) -> None:
+    async def counts() -> tuple[float, float]:
+        metrics = (await line.metrics()).items()
+        steps = sum(value for name, value in metrics if name.startswith("pagewire:executor_graph_steps_total"))
+        accepted = sum(value for name, value in metrics if "spec_decode_num_accepted_tokens_total" in name)
+        return steps, accepted
+
+    before = await counts()
+    async with line.openai() as client:
+        made = await client.completions.create(
+            model="m", prompt="The quick brown fox jumps over the lazy dog. " * 4, max_tokens=40, temperature=0
+        )
+    steps, accepted = (now - earlier for now, earlier in zip(await counts(), before, strict=True))
+    assert "The quick brown fox jumps over the lazy dog." in made.choices[0].text and made.usage is not None
+    assert accepted > 5 and steps < made.usage.completion_tokens
+
+
 @pytest.mark.slow
 async def test_clients_receive_the_same_with_and_without_drafts(small_line: Line, checkpoints: dict[str, Path]) -> None:
     line, expected = small_line, {}

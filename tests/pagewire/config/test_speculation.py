@@ -16,8 +16,14 @@ def of(config: object = None, **flags: object) -> Speculation | None:
     return Speculation.of(ExecutorConfig(speculative_config=text, **flags))  # type: ignore[arg-type]
 
 
-def test_without_a_flag_nothing_is_drafted():
-    assert of() is None
+def test_ngrams_draft_unless_another_method_or_none_is_named():
+    assert of() == of(spec_method="auto") == of({"method": "auto"}) == Speculation("ngram", if_possible=True)
+    fewer = Speculation("ngram", 3, if_possible=True, adaptive=False)
+    assert of({"num_speculative_tokens": 3, "adaptive": False}) == fewer
+    assert of(spec_method="none") is None and of({"method": "none"}) is None
+    assert of(spec_method="none", spec_tokens=4) is None
+    for named in (of({"method": "suffix"}), of(spec_method="suffix"), of({"method": "suffix"}, spec_method="auto")):
+        assert named == Speculation("suffix")
 
 
 def test_all_ways_of_asking_for_ngrams_say_the_same():
@@ -81,18 +87,6 @@ def test_bounds_by_the_number_of_requests():
             "prompt_lookup_min 5 is above prompt_lookup_max 2",
         ),
         ({"num_speculative_tokens": 3}, {"spec_tokens": 4}, "num_speculative_tokens is 4 and 3; give one of them"),
-        ({"adaptive": False}, {}, "--speculative-config: adaptive has no effect without a method: add --spec-method"),
-        *(
-            (None, {name: 4}, f"--{name.replace('_', '-')} has no effect without a method: add --spec-method ngram")
-            for name in (
-                "spec_tokens",
-                "num_speculative_tokens",
-                "ngram_prompt_lookup_max",
-                "speculative_disable_by_batch_size",
-                "speculative_draft_tensor_parallel_size",
-                "speculative_max_model_len",
-            )
-        ),
         (None, {"speculative_model": "[ngram]", "spec_method": "suffix"}, "method is 'ngram' and 'suffix'"),
     ],
 )

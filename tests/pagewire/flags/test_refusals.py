@@ -65,7 +65,6 @@ REFUSED = [
     ("dense --limit-mm-per-prompt video=1", "prompts may have images, but no video; leave it out, or set it to 0"),
     ("dense --limit-mm-per-prompt nine", "expected a number of images; write image=4"),
     ("dense --allowed-local-media-path nix", "--allowed-local-media-path nix is not a directory: name one"),
-    ("dense --spec-tokens 4", "--spec-tokens has no effect without a method: add --spec-method ngram"),
     ("dense --spec-method draft_model", "method draft_model needs a draft model"),
     ("dense --chat-template nix", "--chat-template 'nix' is neither a file nor a jinja template: correct the path"),
     (
@@ -202,6 +201,9 @@ def test_a_whole_number_fits_a_message(flag: str, capsys: pytest.CaptureFixture[
         "dense --kv-cache-dtype fp8",
         "latent --kv-cache-dtype smallest",
         "mamba --spec-method auto",
+        "mamba",
+        "dense -pp 2 --device cuda",
+        "dense --runner pooling --spec-tokens 4",
         "dense -pp 2 --spec-method ngram --device cpu",
         "dense --block-size 8 --device cpu",
         "dense --model-impl transformers -q none",

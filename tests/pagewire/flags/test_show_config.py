@@ -49,7 +49,7 @@ def test_every_value_has_its_source(capsys: pytest.CaptureFixture[str], tmp_path
     assert sources["port"] == (1, "flag") and sources["max_queue_time"] == (9.0, "flag")
     assert sources["max_num_seqs"] == (2, "environment") and sources["block_size"] == (32, "file")
     assert sources["runner"] == ("generate", "file") and shown["runner"]["origin"] == f"{file}: task"
-    assert sources["spec_method"] == ("auto", "profile")
+    assert sources["spec_method"] == ("auto", "default")
     assert sources["max_model_len"] == (4096, "model") and sources["dtype"] == ("float16", "model")
     assert sources["grpc_port"] == (8001, "default") and sources["max_waiting_requests"] == (4096, "default")
     assert sources["api_key"] == ("(secret)", "flag")
@@ -186,16 +186,9 @@ def test_profiles_are_valid_and_yield_to_every_other_source(name: str, device: s
     assert again == chosen
 
 
-def test_drafts_of_a_profile_give_way_as_a_whole() -> None:
-    assert Speculation.of(parse("--profile=latency")) == Speculation("ngram", if_possible=True)
-    assert Speculation.of(parse("--profile=latency", "--spec-method=none")) is None
-    chosen = parse("--profile=latency", "--speculative-config.method", "ngram")
-    assert chosen.spec_method is None and Speculation.of(chosen) == Speculation("ngram")
-
-
 def test_services_take_of_a_profile_what_is_theirs() -> None:
     assert parse("--profile=latency", config_class=SchedulerConfig).max_queue_time == 5
-    assert parse("--profile=latency", config_class=ExecutorConfig, environ={}).spec_method == "auto"
+    assert parse("--profile=latency", config_class=ExecutorConfig, environ={}).max_num_batched_tokens == 512
     assert parse("--profile=latency", config_class=TokenizerConfig) == TokenizerConfig()
     # The scheduler may be without the device of its executors: limits of devices are theirs.
     assert parse("--profile=throughput", config_class=SchedulerConfig).max_num_seqs is None

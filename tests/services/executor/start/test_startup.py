@@ -1,6 +1,7 @@
 """The start of a runner: sizes, limits, and errors that say what to change."""
 
 import dataclasses
+import logging
 import os
 import re
 import subprocess
@@ -55,6 +56,23 @@ def test_what_is_found_out_is_described(directory: Path):
     assert (info.max_num_seqs, info.max_num_batched_tokens) == (4, 2048)
     assert info.weight_bytes > 0 and runner.num_requests == 0
     assert start(directory, kv_cache_memory_bytes=10 * BLOCK_BYTES)[1].incarnation != info.incarnation
+
+
+def test_ngrams_draft_by_default(directory: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.INFO):
+        runner, info = start(directory)
+    assert info.max_draft_tokens == 5 and len(info.decode_costs.steps) >= 2
+    assert caplog.text.count("n-grams draft up to 5 tokens at once; --spec-method none turns them off") == 1
+    driver = Driver(runner, info.num_blocks)
+    text = [5, 9, 11, 7, 5, 9, 11]
+    driver.add(0, text)
+    driver.step({0: len(text)})
+    driver.step({0: 6}, {0: 5})
+    others, plain = start(directory, spec_method="none")
+    assert (plain.max_draft_tokens, plain.decode_costs.steps) == (0, ())
+    expected = Driver(others, plain.num_blocks)
+    expected.add(0, text)
+    assert driver.tokens[0] == expected.generate(0, 12, first=len(text))[: len(driver.tokens[0])]
 
 
 def test_metrics_name_what_computes_attention(directory: Path):
