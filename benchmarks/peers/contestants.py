@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,11 +23,16 @@ from pagewire.process.process import usable_cores
 
 ENGINES = "benchmarks.peers.engines"
 STOP_TIMEOUT_S = 40
+# For the longest: the start of a large model, or the slowest load without a limit of its own.
+ANSWER_TIMEOUT_S = 900.0
 MAX_NUM_SEQS = 64
 MAX_MODEL_LEN = 4096
 MAX_NUM_BATCHED_TOKENS = 2048
 KV_CACHE_GIB = 3
 SHOWN_LOG = 1500
+BF16 = ("--quantization", "none")
+# Engines without drafts are compared with ours without drafts.
+PLAIN = ("--spec-method", "none")
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,24 @@ class Field:
 
 def field_of(files: Files, pythons: Pythons, wanted: Callable[[str], bool]) -> Field:
     """Returns the contestants for a model, neighbors in turn being different engines. wanted: by key."""
+
+    def ours(
+        title: str, key: str, model: Callable[[], str | Path], *flags: str
+    ) -> tuple[str, Callable[[], Contestant]]:
+        return title, lambda: pagewire(title, key, model(), *flags)
+
+    def q4_1() -> str | Path:
+        return files.model.stored or files.gguf("Q4_1", pythons.llamacpp)
+
     makers: dict[str, tuple[str, Callable[[], Contestant]]] = {
-        "pagewire-bf16": ("Pagewire bf16", lambda: pagewire(files, pythons, "pagewire-bf16", "--quantization", "none")),
+        "pagewire-bf16": ours("Pagewire bf16", "pagewire-bf16", files.checkpoint, *BF16, *PLAIN),
         "openvino": ("OpenVINO GenAI", lambda: openvino(files, pythons)),
         "vllm": ("vLLM", lambda: vllm(files, pythons)),
         "llamacpp": ("llama.cpp bf16", lambda: llamacpp(files, pythons, "llamacpp", "BF16")),
-        "pagewire": ("Pagewire 4 bits", lambda: pagewire(files, pythons, "pagewire")),
+        "pagewire": ours("Pagewire 4 bits", "pagewire", q4_1, *PLAIN),
         "llamacpp-q4_0": ("llama.cpp Q4_0", lambda: llamacpp(files, pythons, "llamacpp-q4_0", "Q4_0")),
         "llamacpp-q4_1": ("llama.cpp Q4_1", lambda: llamacpp(files, pythons, "llamacpp-q4_1", "Q4_1")),
+        "pagewire-default": ours("Pagewire, default flags", "pagewire-default", q4_1),
     }
     made = Field()
     for key, (title, make) in makers.items():
@@ -83,12 +99,9 @@ def field_of(files: Files, pythons: Pythons, wanted: Callable[[str], bool]) -> F
     return made
 
 
-def pagewire(files: Files, pythons: Pythons, key: str, *flags: str) -> Contestant:
-    """Returns `pagewire serve` of the model as stored (Q4_1), or of its checkpoint with --quantization none."""
-    model = files.checkpoint() if flags else files.model.stored or files.gguf("Q4_1", pythons.llamacpp)
+def pagewire(title: str, key: str, model: str | Path, *flags: str) -> Contestant:
     command = ["serve", str(model), *flags, "--host", "127.0.0.1", "--port", "{port}", "--grpc-port", "0"]
     command += ["--served-model-name", "bench", "--log-level", "warning"]
-    title = "Pagewire bf16" if flags else "Pagewire 4 bits"
     argv = [sys.executable, "-P", "-m", "pagewire.cli", *command]
     return _server(key, title, argv, {}, shlex.join(["pagewire", *command]))
 
@@ -161,9 +174,11 @@ class ContestantError(Exception):
 class Process:
     """A contestant that runs. It starts at once; call `await_ready()` before use and `close()` afterwards."""
 
-    def __init__(self, contestant: Contestant, log: Path) -> None:
+    def __init__(self, contestant: Contestant, log: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """timeout_s: of an answer, after which the process is ended."""
         self.contestant = contestant
         self._log = log
+        self._timeout_s = timeout_s
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 contestant.argv,
@@ -190,21 +205,37 @@ class Process:
             self._pipes()[0].close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         self._process.wait()
         self._pipes()[1].close()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a message. Raises ContestantError for none in time, and for an error."""
         written, read = self._pipes()
-        with suppress(BrokenPipeError):
-            print(json.dumps(message), file=written, flush=True)
-        line = read.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            self._kill()
+
+        timer = threading.Timer(self._timeout_s, give_up)
+        timer.start()
+        try:
+            with suppress(BrokenPipeError):
+                print(json.dumps(message), file=written, flush=True)
+            line = read.readline()
+        finally:
+            timer.cancel()
+        late = f"it gave no answer within {self._timeout_s:g} s and was ended"
+        answer: dict[str, Any] = json.loads(line) if line else {"error": late if is_late.is_set() else "it ended"}
         if "error" in answer:
             end = self._log.read_text(errors="replace")[-SHOWN_LOG:]
             raise ContestantError(f"{answer['error']}\n{end}")
         return answer
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _pipes(self) -> tuple[Any, Any]:
         return self._process.stdin, self._process.stdout

@@ -139,7 +139,10 @@ COMPARISONS = (
         own="pagewire-bf16",
     ),
     Comparison(
-        "texts, our default flags", "pagewire", (*PEERS, "llamacpp-q4_0"), {"chat": 1.5, "code": 2.5, "quotes": 2.5}
+        "texts, our default flags",
+        "pagewire-default",
+        (*PEERS, "llamacpp-q4_0"),
+        {"chat": 1.5, "code": 2.5, "quotes": 2.5},
     ),
 )
 

@@ -18,11 +18,11 @@ from transformers import Qwen3ForCausalLM
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import models, table
 from benchmarks.peers.contest import Cell, Contest, Runner
-from benchmarks.peers.contestants import Contestant, Pythons, field_of
+from benchmarks.peers.contestants import Contestant, ContestantError, Process, Pythons, field_of
 from benchmarks.peers.engines.server import Server
 from benchmarks.peers.engines.worker import InBatches, Times, Unfinished, Work
 from benchmarks.peers.models import MODELS, Files
-from benchmarks.peers.rows import PREFIXES, ROWS
+from benchmarks.peers.rows import PREFIXES, ROWS, measured_by
 from pagewire.errors import StartupError
 from pagewire.tools.bench.prompts import RandomWords
 
@@ -105,6 +105,16 @@ def test_an_engine_that_fails_is_left_out_with_its_reason(tmp_path: Path) -> Non
     assert "Left out: the vllm: ValueError: no such length." in table.page(TAKEN, {"a model": contest})
 
 
+def test_an_engine_that_hangs_is_ended_with_a_clear_message(tmp_path: Path) -> None:
+    silent = Contestant("vllm", "the vllm", [sys.executable, "-c", "import time; time.sleep(600)"], {}, "")
+    process = Process(silent, tmp_path / "log", timeout_s=0.05)
+    try:
+        with pytest.raises(ContestantError, match=r"it gave no answer within 0\.05 s and was ended"):
+            process.await_ready()
+    finally:
+        process.close()
+
+
 def test_rounds_that_differ_are_marked() -> None:
     found = Contest([Contestant("pagewire-bf16", "ours", [], {}, ""), Contestant("vllm", "vLLM", [], {}, "")], {})
     found.cells = {("short", "pagewire-bf16"): Cell([200.0, 210.0]), ("short", "vllm"): Cell([100.0, 112.0])}
@@ -170,7 +180,10 @@ def test_missing_peers_are_named(tmp_path: Path) -> None:
     found = field_of(
         Files(MODELS["default"], tmp_path), Pythons(vllm=sys.executable), lambda key: key != "pagewire-bf16"
     )
-    assert [one.key for one in found.contestants] == ["pagewire"]
+    assert [one.key for one in found.contestants] == ["pagewire", "pagewire-default"]
+    # Streams are compared with those of engines without drafts, texts with our default flags.
+    assert ["--spec-method none" in one.command for one in found.contestants] == [True, False]
+    assert measured_by("pagewire-default") == {"chat", "code", "quotes"} and "chat" not in measured_by("pagewire")
     assert found.left_out["OpenVINO GenAI"] == "no --openvino PYTHON"
     assert found.left_out["llama.cpp Q4_0"] == "no --llamacpp PYTHON"
     assert f"{sys.executable}: no package vllm there" in found.left_out["vLLM"]
