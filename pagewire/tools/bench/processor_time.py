@@ -1,9 +1,12 @@
 """The processor time of a server, from Linux's files about processes."""
 
 import os
+import time
 from pathlib import Path
 
 _PROCESSES = Path("/proc")
+# A server that takes less of a processor for this long has nothing to do.
+_IDLE_SHARE, _IDLE_S = 0.1, 1.0
 
 
 def processor_seconds(pid: int) -> float | None:
@@ -12,6 +15,18 @@ def processor_seconds(pid: int) -> float | None:
     if not (_PROCESSES / str(pid) / "stat").exists():
         return None
     return sum(_ticks(one) for one in _tree(pid)) / os.sysconf("SC_CLK_TCK")
+
+
+def await_idle(pid: int, most_s: float = 120.0) -> None:
+    """Waits until a server does nothing: after its start, it records steps while no request comes, which would change
+    what is measured. At most `most_s` seconds; no time if the system does not tell the processor time."""
+    end, before = time.monotonic() + most_s, processor_seconds(pid)
+    while before is not None and time.monotonic() < end:
+        time.sleep(_IDLE_S)
+        now = processor_seconds(pid)
+        if now is None or now - before < _IDLE_SHARE * _IDLE_S:
+            return
+        before = now
 
 
 def _tree(pid: int) -> list[int]:

@@ -29,7 +29,7 @@ from pagewire.tools.bench import curves, drafts
 from pagewire.tools.bench.config import BenchConfig
 from pagewire.tools.bench.drafts import Drafts
 from pagewire.tools.bench.load import connect, must_answer, run, served_model
-from pagewire.tools.bench.processor_time import processor_seconds
+from pagewire.tools.bench.processor_time import await_idle, processor_seconds
 from pagewire.tools.bench.prompts import RandomWords
 from pagewire.tools.bench.report import percentile
 from pagewire.tools.bench.request import Record, body
@@ -224,10 +224,11 @@ def _samples(
 
 @contextmanager
 def _server(config: SpecConfig, method: Method) -> Iterator[OwnStack]:
-    """Starts a server that drafts like this. Raises StartupError."""
+    """Starts a server that drafts like this, and lets it prepare. Raises StartupError."""
     serve = config.part(ServeConfig, port=0, grpc_port=0, **method.flags())
     with closing(OwnStack(replace(serve, log_level="warning"))) as stack:
         stack.await_ready()
+        await_idle(stack.pid)
         yield stack
 
 

@@ -11,7 +11,7 @@ from pagewire.config.speculation import Speculation, SpeculationConfig
 from pagewire.errors import StartupError
 from pagewire.tools.bench import curves, drafts, spec
 from pagewire.tools.bench.drafts import Drafts
-from pagewire.tools.bench.processor_time import processor_seconds
+from pagewire.tools.bench.processor_time import await_idle, processor_seconds
 from pagewire.tools.bench.request import Record
 from pagewire.tools.bench.spec import BASELINE, Load, Measured, Method, Sample
 from pagewire.tools.bench.spec_config import SpecConfig
@@ -115,6 +115,17 @@ def test_the_processor_time_of_a_server_counts_its_processes() -> None:
         parent.stdin.close()
     assert seconds is not None and seconds >= 0.18
     assert processor_seconds(parent.pid) is None, "it has ended"
+
+
+def test_a_server_is_measured_once_it_has_nothing_to_do() -> None:
+    work = "import time\nwhile time.process_time() < 0.5: pass\ninput()"
+    with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        await_idle(server.pid)
+        seconds = processor_seconds(server.pid)
+        server.stdin.close()
+    assert seconds is not None and seconds >= 0.48
+    await_idle(server.pid)  # one that has ended does nothing
 
 
 def test_requests_of_more_streams_than_texts_differ() -> None:
