@@ -15,6 +15,7 @@ from pagewire.errors import StartupError
 LOOKUP_METHODS = ("ngram", "suffix")
 DRAFT_MODEL_METHODS = ("draft_model", "self", "eagle3")
 METHODS = (*LOOKUP_METHODS, *DRAFT_MODEL_METHODS, "mtp")
+_OF_DRAFT_MODEL = {"draft_tensor_parallel_size", "max_model_len", "quantization", "revision"}
 # Chooses a method, or none.
 AUTO = "auto"
 
@@ -146,6 +147,9 @@ class Speculation:
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
         method = values.pop("method", None) or _method_of(str(values.get("model") or ""))
         if method == AUTO:
+            if of_model := _OF_DRAFT_MODEL & values.keys():
+                source = _source_of(min(of_model), config)
+                raise StartupError(f"{source} has no effect without a draft model: add --spec-model, or leave it out")
             method, values["if_possible"] = "ngram", True
         if method not in METHODS:
             raise StartupError(f"--speculative-config: unknown method {method!r}; choose one of {', '.join(METHODS)}")
@@ -186,6 +190,12 @@ def _given(config: SpeculationConfig) -> dict[str, Any]:
         if (value := getattr(config, name)) not in (None, AUTO):
             values[key] = _same(value, values.get(key), key)
     return values
+
+
+def _source_of(key: str, config: SpeculationConfig) -> str:
+    """Returns the flag, or the key of `--speculative-config`, that gave a value."""
+    given = (name for name in _KEYS if _KEYS[name] == key and getattr(config, name) is not None)
+    return next((f"--{name.replace('_', '-')}" for name in given), f"--speculative-config: {key}")
 
 
 def _same(value: Any, other: Any, key: str) -> Any:

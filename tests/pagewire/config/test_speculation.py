@@ -87,6 +87,12 @@ def test_bounds_by_the_number_of_requests():
             "prompt_lookup_min 5 is above prompt_lookup_max 2",
         ),
         ({"num_speculative_tokens": 3}, {"spec_tokens": 4}, "num_speculative_tokens is 4 and 3; give one of them"),
+        (
+            None,
+            {"speculative_model_quantization": "fp8"},
+            "--speculative-model-quantization has no effect without a draft model: add --spec-model, or leave it out",
+        ),
+        ({"revision": "v1"}, {}, "--speculative-config: revision has no effect without a draft model"),
         (None, {"speculative_model": "[ngram]", "spec_method": "suffix"}, "method is 'ngram' and 'suffix'"),
     ],
 )
