@@ -43,6 +43,32 @@ KV_BLOCK_STATE_CACHED: KVBlockState
 KV_BLOCK_STATE_USED: KVBlockState
 KV_BLOCK_STATE_SHARED: KVBlockState
 
+class AdminServiceLoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "replaces")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replaces: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replaces: _Optional[bool] = ...) -> None: ...
+
+class AdminServiceLoadAdapterResponse(_message.Message):
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: _common_pb2.Adapter
+    def __init__(self, adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class AdminServiceUnloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class AdminServiceUnloadAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReplaceWeightsRequest(_message.Message):
     __slots__ = ("model", "revision", "version", "max_wait_seconds", "request_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,16 @@ class AdminServiceStub:
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pagewire.v1.AdminService/LoadAdapter',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceLoadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceLoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pagewire.v1.AdminService/UnloadAdapter',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -94,6 +104,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter on all executors, so that requests may name it: on the scheduler, and on tokenizers, which forward
+        it; on ports for clients with a key that may change the service. INVALID_ARGUMENT reports why it cannot be used,
+        ALREADY_EXISTS that the name stands for other contents, unless they may be replaced; nothing has changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Takes the name of an adapter from later requests; those that have begun end with it. NOT_FOUND: there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +142,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReplaceWeights,
                     request_deserializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceLoadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceLoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -227,6 +263,60 @@ class AdminService:
             '/pagewire.v1.AdminService/ReplaceWeights',
             pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsRequest.SerializeToString,
             pagewire_dot_v1_dot_admin__pb2.ReplaceWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/LoadAdapter',
+            pagewire_dot_v1_dot_admin__pb2.AdminServiceLoadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.AdminServiceLoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/UnloadAdapter',
+            pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,16 @@ class ExecutorServiceStub:
                 request_serializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/LoadAdapter',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/UnloadAdapter',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -129,6 +139,22 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Reads an adapter into host memory, or finds it there, so that a step can put it into a slot; steps go on meanwhile.
+        INVALID_ARGUMENT reports why it cannot be used with the model, NOT_FOUND that nothing is at its path,
+        FAILED_PRECONDITION that its contents have another digest than the one asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forgets an adapter: no later step puts it into a slot. Unknown ones are ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +187,16 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.DropWeights,
                     request_deserializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_executor__pb2.DropWeightsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -327,6 +363,60 @@ class ExecutorService:
             '/pagewire.v1.ExecutorService/DropWeights',
             pagewire_dot_v1_dot_executor__pb2.DropWeightsRequest.SerializeToString,
             pagewire_dot_v1_dot_executor__pb2.DropWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/LoadAdapter',
+            pagewire_dot_v1_dot_executor__pb2.LoadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/UnloadAdapter',
+            pagewire_dot_v1_dot_executor__pb2.UnloadAdapterRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

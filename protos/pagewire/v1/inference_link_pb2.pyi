@@ -17,20 +17,22 @@ class ConnectRequest(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[GenerateSubmission, _Mapping]]] = ..., abort_numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateSubmission(_message.Message):
-    __slots__ = ("number", "request", "context", "resume_token_ids", "resubmitted", "weights_version")
+    __slots__ = ("number", "request", "context", "resume_token_ids", "resubmitted", "weights_version", "adapter_digest")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUBMITTED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     number: int
     request: _inference_pb2.GenerateRequest
     context: _common_pb2.RequestContext
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resubmitted: bool
     weights_version: str
-    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., weights_version: _Optional[str] = ...) -> None: ...
+    adapter_digest: str
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., weights_version: _Optional[str] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("responses", "numbers", "texts", "num_tokens", "token_ids", "draining")

@@ -26,7 +26,7 @@ from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 from pagewire.v1 import scheduler_pb2 as pagewire_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n pagewire/v1/scheduler_link.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\x1a\x1bpagewire/v1/scheduler.proto\"\xf1\x01\n\x0fTokenSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.TokenRequest\x12,\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.RequestContext\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\x05\x12\x13\n\x0bresubmitted\x18\x05 \x01(\x08\x12(\n\x06images\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.PromptImage\x12\x17\n\x0fweights_version\x18\x07 \x01(\t\"o\n\"SchedulerLinkServiceConnectRequest\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.pagewire.v1.TokenSubmission\x12\x19\n\x11\x61\x62ort_request_ids\x18\x02 \x03(\x03\"\x91\t\n#SchedulerLinkServiceConnectResponse\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x03\x12\x12\n\nnum_tokens\x18\x03 \x03(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x06 \x03(\x05\x12Z\n\x0estop_token_ids\x18\x07 \x03(\x0b\x32\x42.pagewire.v1.SchedulerLinkServiceConnectResponse.StopTokenIdsEntry\x12P\n\x08logprobs\x18\x08 \x03(\x0b\x32>.pagewire.v1.SchedulerLinkServiceConnectResponse.LogprobsEntry\x12L\n\x06\x65rrors\x18\t \x03(\x0b\x32<.pagewire.v1.SchedulerLinkServiceConnectResponse.ErrorsEntry\x12N\n\x07vectors\x18\n \x03(\x0b\x32=.pagewire.v1.SchedulerLinkServiceConnectResponse.VectorsEntry\x12]\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x44.pagewire.v1.SchedulerLinkServiceConnectResponse.PromptLogprobsEntry\x12_\n\x10weights_versions\x18\x0c \x03(\x0b\x32\x45.pagewire.v1.SchedulerLinkServiceConnectResponse.WeightsVersionsEntry\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x1a\x33\n\x11StopTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x46\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1aH\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.RequestError:\x02\x38\x01\x1a\x43\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pagewire.v1.Vector:\x02\x38\x01\x1aL\n\x13PromptLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1a\x36\n\x14WeightsVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_hello2\x88\x01\n\x14SchedulerLinkService\x12p\n\x07\x43onnect\x12/.pagewire.v1.SchedulerLinkServiceConnectRequest\x1a\x30.pagewire.v1.SchedulerLinkServiceConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n pagewire/v1/scheduler_link.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\x1a\x1bpagewire/v1/scheduler.proto\"\x89\x02\n\x0fTokenSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.TokenRequest\x12,\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.RequestContext\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\x05\x12\x13\n\x0bresubmitted\x18\x05 \x01(\x08\x12(\n\x06images\x18\x06 \x03(\x0b\x32\x18.pagewire.v1.PromptImage\x12\x17\n\x0fweights_version\x18\x07 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x08 \x01(\t\"o\n\"SchedulerLinkServiceConnectRequest\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.pagewire.v1.TokenSubmission\x12\x19\n\x11\x61\x62ort_request_ids\x18\x02 \x03(\x03\"\x91\t\n#SchedulerLinkServiceConnectResponse\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x03\x12\x12\n\nnum_tokens\x18\x03 \x03(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x0e\x66inish_reasons\x18\x05 \x03(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x15\n\rcached_tokens\x18\x06 \x03(\x05\x12Z\n\x0estop_token_ids\x18\x07 \x03(\x0b\x32\x42.pagewire.v1.SchedulerLinkServiceConnectResponse.StopTokenIdsEntry\x12P\n\x08logprobs\x18\x08 \x03(\x0b\x32>.pagewire.v1.SchedulerLinkServiceConnectResponse.LogprobsEntry\x12L\n\x06\x65rrors\x18\t \x03(\x0b\x32<.pagewire.v1.SchedulerLinkServiceConnectResponse.ErrorsEntry\x12N\n\x07vectors\x18\n \x03(\x0b\x32=.pagewire.v1.SchedulerLinkServiceConnectResponse.VectorsEntry\x12]\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x44.pagewire.v1.SchedulerLinkServiceConnectResponse.PromptLogprobsEntry\x12_\n\x10weights_versions\x18\x0c \x03(\x0b\x32\x45.pagewire.v1.SchedulerLinkServiceConnectResponse.WeightsVersionsEntry\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x1a\x33\n\x11StopTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x46\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1aH\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.pagewire.v1.RequestError:\x02\x38\x01\x1a\x43\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.pagewire.v1.Vector:\x02\x38\x01\x1aL\n\x13PromptLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.Logprobs:\x02\x38\x01\x1a\x36\n\x14WeightsVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_hello2\x88\x01\n\x14SchedulerLinkService\x12p\n\x07\x43onnect\x12/.pagewire.v1.SchedulerLinkServiceConnectRequest\x1a\x30.pagewire.v1.SchedulerLinkServiceConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,23 +46,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_WEIGHTSVERSIONSENTRY']._loaded_options = None
   _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_WEIGHTSVERSIONSENTRY']._serialized_options = b'8\001'
   _globals['_TOKENSUBMISSION']._serialized_start=105
-  _globals['_TOKENSUBMISSION']._serialized_end=346
-  _globals['_SCHEDULERLINKSERVICECONNECTREQUEST']._serialized_start=348
-  _globals['_SCHEDULERLINKSERVICECONNECTREQUEST']._serialized_end=459
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE']._serialized_start=462
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE']._serialized_end=1631
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_start=1221
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_end=1272
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_start=1274
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_end=1344
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_start=1346
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_end=1418
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_VECTORSENTRY']._serialized_start=1420
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_VECTORSENTRY']._serialized_end=1487
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_PROMPTLOGPROBSENTRY']._serialized_start=1489
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_PROMPTLOGPROBSENTRY']._serialized_end=1565
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_WEIGHTSVERSIONSENTRY']._serialized_start=1567
-  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_WEIGHTSVERSIONSENTRY']._serialized_end=1621
-  _globals['_SCHEDULERLINKSERVICE']._serialized_start=1634
-  _globals['_SCHEDULERLINKSERVICE']._serialized_end=1770
+  _globals['_TOKENSUBMISSION']._serialized_end=370
+  _globals['_SCHEDULERLINKSERVICECONNECTREQUEST']._serialized_start=372
+  _globals['_SCHEDULERLINKSERVICECONNECTREQUEST']._serialized_end=483
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE']._serialized_start=486
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE']._serialized_end=1655
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_start=1245
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_STOPTOKENIDSENTRY']._serialized_end=1296
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_start=1298
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_LOGPROBSENTRY']._serialized_end=1368
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_start=1370
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_ERRORSENTRY']._serialized_end=1442
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_VECTORSENTRY']._serialized_start=1444
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_VECTORSENTRY']._serialized_end=1511
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_PROMPTLOGPROBSENTRY']._serialized_start=1513
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_PROMPTLOGPROBSENTRY']._serialized_end=1589
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_WEIGHTSVERSIONSENTRY']._serialized_start=1591
+  _globals['_SCHEDULERLINKSERVICECONNECTRESPONSE_WEIGHTSVERSIONSENTRY']._serialized_end=1645
+  _globals['_SCHEDULERLINKSERVICE']._serialized_start=1658
+  _globals['_SCHEDULERLINKSERVICE']._serialized_end=1794
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenSubmission(_message.Message):
-    __slots__ = ("request_id", "request", "context", "resume_token_ids", "resubmitted", "images", "weights_version")
+    __slots__ = ("request_id", "request", "context", "resume_token_ids", "resubmitted", "images", "weights_version", "adapter_digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class TokenSubmission(_message.Message):
     RESUBMITTED_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     request: _scheduler_pb2.TokenRequest
     context: _common_pb2.RequestContext
@@ -24,7 +25,8 @@ class TokenSubmission(_message.Message):
     resubmitted: bool
     images: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptImage]
     weights_version: str
-    def __init__(self, request_id: _Optional[int] = ..., request: _Optional[_Union[_scheduler_pb2.TokenRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., weights_version: _Optional[str] = ...) -> None: ...
+    adapter_digest: str
+    def __init__(self, request_id: _Optional[int] = ..., request: _Optional[_Union[_scheduler_pb2.TokenRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., images: _Optional[_Iterable[_Union[_common_pb2.PromptImage, _Mapping]]] = ..., weights_version: _Optional[str] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class SchedulerLinkServiceConnectRequest(_message.Message):
     __slots__ = ("requests", "abort_request_ids")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/scheduler.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"\xb1\x02\n\x0cTokenRequest\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x34\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x13\n\x0b\x65xternal_id\x18\x06 \x01(\t\x12\x15\n\ryields_vector\x18\x08 \x01(\x08\x12\x19\n\x11second_text_start\x18\x0c \x01(\x05\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x18\n\x10\x63lamp_max_tokens\x18\r \x01(\x08J\x04\x08\x01\x10\x02J\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\t\x10\nR\nrequest_idR\x10resume_token_idsR\x0btraceparentR\x0bresubmittedR\x06images\"M\n\x1fSchedulerServiceGenerateRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.pagewire.v1.TokenRequest\"\x9e\x03\n SchedulerServiceGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.LogprobsH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12(\n\x06vector\x18\x06 \x01(\x0b\x32\x13.pagewire.v1.VectorH\x02\x88\x01\x01\x12\x33\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x15.pagewire.v1.LogprobsH\x03\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x17\n\x0fweights_version\x18\t \x01(\tB\x0b\n\t_logprobsB\x10\n\x0e_stop_token_idB\t\n\x07_vectorB\x12\n\x10_prompt_logprobs\"$\n\x0c\x41\x62ortRequest\x12\x14\n\x0c\x65xternal_ids\x18\x01 \x03(\t\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\"\x10\n\x0eGetLoadRequest\"\x97\x02\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\x05\x12/\n\nmodel_info\x18\x07 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x15\n\rnum_executors\x18\x08 \x01(\x05\x12,\n\texecutors\x18\t \x03(\x0b\x32\x19.pagewire.v1.ExecutorLoadB\r\n\x0b_model_info\"\xb4\x01\n\x0c\x45xecutorLoad\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\x05\x12\x12\n\nnum_blocks\x18\x04 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x05 \x01(\x05\x12\x12\n\nis_leaving\x18\x06 \x01(\x08\x12\x11\n\tnum_ranks\x18\x07 \x01(\x05\x12\x17\n\x0fpipeline_stages\x18\x08 \x01(\x05\x32\x83\x02\n\x10SchedulerService\x12i\n\x08Generate\x12,.pagewire.v1.SchedulerServiceGenerateRequest\x1a-.pagewire.v1.SchedulerServiceGenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.pagewire.v1.AbortRequest\x1a\x1a.pagewire.v1.AbortResponse\x12\x44\n\x07GetLoad\x12\x1b.pagewire.v1.GetLoadRequest\x1a\x1c.pagewire.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/scheduler.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"\xc2\x02\n\x0cTokenRequest\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\x05\x12\x34\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.SamplingParams\x12\x13\n\x0b\x65xternal_id\x18\x06 \x01(\t\x12\x15\n\ryields_vector\x18\x08 \x01(\x08\x12\x19\n\x11second_text_start\x18\x0c \x01(\x05\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x18\n\x10\x63lamp_max_tokens\x18\r \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\tJ\x04\x08\x01\x10\x02J\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08J\x04\x08\t\x10\nR\nrequest_idR\x10resume_token_idsR\x0btraceparentR\x0bresubmittedR\x06images\"M\n\x1fSchedulerServiceGenerateRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.pagewire.v1.TokenRequest\"\x9e\x03\n SchedulerServiceGenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x15.pagewire.v1.LogprobsH\x00\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.pagewire.v1.Usage\x12(\n\x06vector\x18\x06 \x01(\x0b\x32\x13.pagewire.v1.VectorH\x02\x88\x01\x01\x12\x33\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32\x15.pagewire.v1.LogprobsH\x03\x88\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x17\n\x0fweights_version\x18\t \x01(\tB\x0b\n\t_logprobsB\x10\n\x0e_stop_token_idB\t\n\x07_vectorB\x12\n\x10_prompt_logprobs\"$\n\x0c\x41\x62ortRequest\x12\x14\n\x0c\x65xternal_ids\x18\x01 \x03(\t\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\x05\"\x10\n\x0eGetLoadRequest\"\x97\x02\n\x0fGetLoadResponse\x12\x13\n\x0bnum_running\x18\x01 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\x05\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x06 \x01(\x05\x12/\n\nmodel_info\x18\x07 \x01(\x0b\x32\x16.pagewire.v1.ModelInfoH\x00\x88\x01\x01\x12\x15\n\rnum_executors\x18\x08 \x01(\x05\x12,\n\texecutors\x18\t \x03(\x0b\x32\x19.pagewire.v1.ExecutorLoadB\r\n\x0b_model_info\"\xb4\x01\n\x0c\x45xecutorLoad\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\x05\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\x05\x12\x12\n\nnum_blocks\x18\x04 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x05 \x01(\x05\x12\x12\n\nis_leaving\x18\x06 \x01(\x08\x12\x11\n\tnum_ranks\x18\x07 \x01(\x05\x12\x17\n\x0fpipeline_stages\x18\x08 \x01(\x05\x32\x83\x02\n\x10SchedulerService\x12i\n\x08Generate\x12,.pagewire.v1.SchedulerServiceGenerateRequest\x1a-.pagewire.v1.SchedulerServiceGenerateResponse0\x01\x12>\n\x05\x41\x62ort\x12\x19.pagewire.v1.AbortRequest\x1a\x1a.pagewire.v1.AbortResponse\x12\x44\n\x07GetLoad\x12\x1b.pagewire.v1.GetLoadRequest\x1a\x1c.pagewire.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.scheduler_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENREQUEST']._serialized_start=71
-  _globals['_TOKENREQUEST']._serialized_end=376
-  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_start=378
-  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_end=455
-  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_start=458
-  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_end=872
-  _globals['_ABORTREQUEST']._serialized_start=874
-  _globals['_ABORTREQUEST']._serialized_end=910
-  _globals['_ABORTRESPONSE']._serialized_start=912
-  _globals['_ABORTRESPONSE']._serialized_end=948
-  _globals['_GETLOADREQUEST']._serialized_start=950
-  _globals['_GETLOADREQUEST']._serialized_end=966
-  _globals['_GETLOADRESPONSE']._serialized_start=969
-  _globals['_GETLOADRESPONSE']._serialized_end=1248
-  _globals['_EXECUTORLOAD']._serialized_start=1251
-  _globals['_EXECUTORLOAD']._serialized_end=1431
-  _globals['_SCHEDULERSERVICE']._serialized_start=1434
-  _globals['_SCHEDULERSERVICE']._serialized_end=1693
+  _globals['_TOKENREQUEST']._serialized_end=393
+  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_start=395
+  _globals['_SCHEDULERSERVICEGENERATEREQUEST']._serialized_end=472
+  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_start=475
+  _globals['_SCHEDULERSERVICEGENERATERESPONSE']._serialized_end=889
+  _globals['_ABORTREQUEST']._serialized_start=891
+  _globals['_ABORTREQUEST']._serialized_end=927
+  _globals['_ABORTRESPONSE']._serialized_start=929
+  _globals['_ABORTRESPONSE']._serialized_end=965
+  _globals['_GETLOADREQUEST']._serialized_start=967
+  _globals['_GETLOADREQUEST']._serialized_end=983
+  _globals['_GETLOADRESPONSE']._serialized_start=986
+  _globals['_GETLOADRESPONSE']._serialized_end=1265
+  _globals['_EXECUTORLOAD']._serialized_start=1268
+  _globals['_EXECUTORLOAD']._serialized_end=1448
+  _globals['_SCHEDULERSERVICE']._serialized_start=1451
+  _globals['_SCHEDULERSERVICE']._serialized_end=1710
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenRequest(_message.Message):
-    __slots__ = ("prompt_token_ids", "sampling_params", "external_id", "yields_vector", "second_text_start", "cache_salt", "clamp_max_tokens")
+    __slots__ = ("prompt_token_ids", "sampling_params", "external_id", "yields_vector", "second_text_start", "cache_salt", "clamp_max_tokens", "adapter")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class TokenRequest(_message.Message):
     SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     CLAMP_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_params: _common_pb2.SamplingParams
     external_id: str
@@ -23,7 +24,8 @@ class TokenRequest(_message.Message):
     second_text_start: int
     cache_salt: str
     clamp_max_tokens: bool
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., external_id: _Optional[str] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., cache_salt: _Optional[str] = ..., clamp_max_tokens: _Optional[bool] = ...) -> None: ...
+    adapter: str
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., external_id: _Optional[str] = ..., yields_vector: _Optional[bool] = ..., second_text_start: _Optional[int] = ..., cache_salt: _Optional[str] = ..., clamp_max_tokens: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class SchedulerServiceGenerateRequest(_message.Message):
     __slots__ = ("request",)
