@@ -18,6 +18,7 @@ Callers import this package and call `ops.<op>`; its arguments are flat because 
 from __future__ import annotations
 
 from pagewire.kernels.backends import cpu_backend as cpu_backend
+from pagewire.kernels.ops.adapters import *
 from pagewire.kernels.ops.attention import *
 from pagewire.kernels.ops.collectives import *
 from pagewire.kernels.ops.definition import DEFINITIONS as DEFINITIONS

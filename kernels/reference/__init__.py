@@ -9,6 +9,7 @@ result, except where a comment says otherwise.
 
 from __future__ import annotations
 
+from pagewire.kernels.reference.adapters import *
 from pagewire.kernels.reference.attention import *
 from pagewire.kernels.reference.collectives import *
 from pagewire.kernels.reference.drafts import *

@@ -66,6 +66,15 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     pairs = reference.sort_by_expert(chosen, 3)
     experts = pack_grouped(GroupedWeight(torch.randint(0, 16, (48, 64)).byte(), 4, 32, torch.rand(48, 2)), "cpu")
     return {
+        "add_adapters": (
+            torch.randn(6, 40),
+            x,
+            torch.randn(2, 2, 8, 64),
+            torch.randn(2, 8, 40),
+            torch.tensor([0, -1, 1, 1, 0, -1], dtype=torch.int32),
+            torch.tensor([0, 24, 40], dtype=torch.int32),
+            torch.tensor([[8, 3], [0, 5]], dtype=torch.int32),
+        ),
         "route_experts": (torch.randn(6, 16), torch.randn(16), 3, "sigmoid", True, 2.5, 4, 2, 2),
         "sort_by_expert": (chosen, 3),
         "experts_linear": (x, torch.randn(48, 64), torch.randn(48), *pairs, True),

@@ -1,0 +1,72 @@
+"""The weights of an adapter in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Modules to which adapters are not applied.
+_UNSERVED = {
+    "lm_head": "the output head",
+    "embed_out": "the output head",
+    "embed_tokens": "the embedding",
+    "wte": "the embedding",
+}
+
+
+class AdapterError(Exception):
+    """An adapter cannot be served; the message names cause and remedy."""
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to one projection's weight: scale * up @ down."""
+
+    down: Tensor  # [rank, num_inputs]
+    up: Tensor  # [num_outputs, rank], of down's dtype
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter in host memory, which no longer depends on its files."""
+
+    digest: str  # sha256 of its contents, in hexadecimal
+    base_model: str  # the name that it states, "" if none; nothing is checked against it
+    modules: Mapping[str, LowRank]  # by the checkpoint's name of a projection, "model.layers.0.self_attn.q_proj"
+
+    @property
+    def rank(self) -> int:
+        """Returns the largest."""
+        return max(module.rank for module in self.modules.values())
+
+
+def checked_module(where: str, name: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
+    """Returns a module's weights. where: begins the message of the AdapterError that is raised if they are none."""
+    last = name.rpartition(".")[2]
+    if (what := _UNSERVED.get(last)) is not None:
+        raise AdapterError(
+            f"{where}: {name} is {what}, to which adapters are not applied; train without it in target_modules, or "
+            "merge the adapter into its model (peft: merge_and_unload)"
+        )
+    if down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1] or 0 in (*down.shape, *up.shape):
+        raise AdapterError(
+            f"{where}: {name} has the shapes {list(down.shape)} and {list(up.shape)}, expected [rank, inputs] and "
+            "[outputs, rank]; only adapters of linear layers can be served"
+        )
+    if down.dtype not in _DTYPES or up.dtype not in _DTYPES:
+        raise AdapterError(
+            f"{where}: {name} is {down.dtype} and {up.dtype}, expected float32, bfloat16 or float16; save the adapter "
+            "in one of these"
+        )
+    if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
+        raise AdapterError(f"{where}: {name} has values that are not finite; the file is damaged or training diverged")
+    return LowRank(down, up.to(down.dtype) if up.dtype is not down.dtype else up, scale)

@@ -1,0 +1,226 @@
+"""Adapters as PEFT saves them: `adapter_config.json` and `adapter_model.safetensors`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pagewire.files.damaged_file import remedy
+from pagewire.services.executor.adapters.low_rank import AdapterError, AdapterFiles, LowRank, checked_module
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_MAX_BYTES = 16 << 30  # of a file; the largest adapters of the largest models are a tenth of that
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+_MERGE = "merge it into its model (peft: merge_and_unload) and serve that"
+
+# Keys of the config that change what is computed -> what they are. An adapter that sets one of them is refused.
+_REFUSED = {
+    "use_dora": "it is a DoRA, which also scales the model's own weights",
+    "modules_to_save": "it replaces whole modules of the model",
+    "lora_bias": "it adds biases",
+    "fan_in_fan_out": "its model stores weights transposed",
+    "layer_replication": "it repeats layers of the model",
+    "target_parameters": "it changes parameters that are no linear layers, such as those of all experts",
+    "trainable_token_indices": "it changes rows of the embedding",
+    "alora_invocation_tokens": "it is an activated LoRA, which begins to count at certain tokens",
+    "use_qalora": "it is a QALoRA, which pools its inputs",
+    "use_bdlora": "its matrices are block-diagonal",
+    "arrow_config": "it routes tokens between adapters",
+}
+# Values of init_lora_weights with which training starts from changed weights of the model.
+_CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+def read_peft(path: Path) -> AdapterFiles:
+    """Reads a folder. Raises AdapterError."""
+    raw_config = _bytes(path / CONFIG)
+    config = _config(path / CONFIG, raw_config)
+    raw = _weights(path)
+    tensors = _tensors(path / WEIGHTS, raw)
+    digest = hashlib.sha256(b"%d\n" % len(raw_config) + raw_config)
+    digest.update(raw)
+    modules = _modules(path / WEIGHTS, config, tensors)
+    return AdapterFiles(digest.hexdigest(), config.base_model, modules)
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The keys that say how an adapter's weights are applied."""
+
+    base_model: str
+    rank: int
+    alpha: float
+    ranks: Mapping[re.Pattern[str], int]
+    alphas: Mapping[re.Pattern[str], float]
+    by_root: bool  # the scale is alpha / sqrt(rank)
+
+    def rank_of(self, module: str) -> int:
+        return next((rank for pattern, rank in self.ranks.items() if pattern.match(module)), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        alpha = next((alpha for pattern, alpha in self.alphas.items() if pattern.match(module)), self.alpha)
+        rank = self.rank_of(module)
+        return alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def _config(path: Path, raw: bytes) -> _Config:
+    try:
+        keys = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{path}: not JSON ({error!s:.200}); {remedy(path)}") from error
+    if not isinstance(keys, dict):
+        raise AdapterError(f"{path}: expected a JSON object; {remedy(path)}")
+    _check_kind(path, keys)
+    base_model = keys.get("base_model_name_or_path")
+    return _Config(
+        base_model if isinstance(base_model, str) else "",
+        _rank(path, "r", keys.get("r")),
+        _alpha(path, "lora_alpha", keys.get("lora_alpha")),
+        {pattern: _rank(path, f"rank_pattern.{key}", value) for pattern, key, value in _patterns(path, keys, "rank")},
+        {
+            pattern: _alpha(path, f"alpha_pattern.{key}", value)
+            for pattern, key, value in _patterns(path, keys, "alpha")
+        },
+        keys.get("use_rslora") is True,
+    )
+
+
+def _check_kind(path: Path, keys: Mapping[str, Any]) -> None:
+    """Raises AdapterError unless the adapter is a LoRA of linear layers, and nothing else."""
+    kind = keys.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(
+            f"{path}: peft_type is {kind!r:.100}, expected 'LORA', the only kind that is served; {_MERGE}"
+        )
+    for key, reason in _REFUSED.items():
+        if keys.get(key):
+            raise AdapterError(f"{path}: {key} is set: {reason}, which is not served; {_MERGE}")
+    if (bias := keys.get("bias", "none")) != "none":
+        raise AdapterError(f"{path}: bias is {bias!r:.100}, expected 'none': biases are not served; {_MERGE}")
+    initial = keys.get("init_lora_weights")
+    if isinstance(initial, str) and initial.lower().startswith(_CHANGES_MODEL):
+        raise AdapterError(
+            f"{path}: init_lora_weights is {initial!r:.100}: the adapter belongs to a model with changed weights; save "
+            "it with path_initial_model_for_weight_conversion, which makes it one of the original model"
+        )
+
+
+def _rank(path: Path, key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(path, key, "a positive whole number", value)
+    return value
+
+
+def _alpha(path: Path, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise _wrong(path, key, "a number", value)
+    return float(value)
+
+
+def _patterns(path: Path, keys: Mapping[str, Any], kind: str) -> list[tuple[re.Pattern[str], str, object]]:
+    """Returns (pattern, key, value) of `rank_pattern` or `alpha_pattern`: PEFT takes the first that matches a module's
+    name to its end, from a dot on."""
+    stated = keys.get(f"{kind}_pattern") or {}
+    if not isinstance(stated, dict):
+        raise _wrong(path, f"{kind}_pattern", "an object", stated)
+    found = []
+    for key, value in stated.items():
+        # Time that grows with a power of the name's length, or faster, is not to be had by a line in a file.
+        if re.search(r"\)[*+{]", key) or len(re.findall(r"[*+{]", key)) > 3:
+            raise AdapterError(
+                f"{path}: {kind}_pattern has {key!r:.100}, with more repetitions than names need; name the modules"
+            )
+        try:
+            found.append((re.compile(rf"(.*\.)?({key})$"), key, value))
+        except (re.error, RecursionError, OverflowError) as error:
+            raise AdapterError(
+                f"{path}: {kind}_pattern has {key!r:.100}, which is no regular expression ({error}); correct it"
+            ) from error
+    return found
+
+
+def _wrong(path: Path, key: str, expected: str, found: object) -> AdapterError:
+    return AdapterError(
+        f"{path}: {key:.100}: expected {expected}, found {found!r:.100}; correct it as it was in training"
+    )
+
+
+def _weights(path: Path) -> bytes:
+    if (path / WEIGHTS).is_file():
+        return _bytes(path / WEIGHTS)
+    if (path / "adapter_model.bin").is_file():
+        source, target = str(path / "adapter_model.bin"), str(path / WEIGHTS)
+        code = (
+            f"import torch, safetensors.torch as s; s.save_file({{k: v.contiguous() for k, v in "
+            f"torch.load({source!r}, map_location='cpu', weights_only=True).items()}}, {target!r})"
+        )
+        raise AdapterError(
+            f"{path}: no {WEIGHTS}, and adapter_model.bin, which may hold code, is not read; convert it once: python "
+            f"-c {shlex.quote(code)}"
+        )
+    raise AdapterError(f"{path}: {WEIGHTS} is missing; download the adapter again, with all of its files")
+
+
+def _bytes(path: Path) -> bytes:
+    """Returns a file's contents, so that what was hashed is what is used."""
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise AdapterError(f"{path}: has {size} bytes, more than the {_MAX_BYTES} of any adapter; name an adapter")
+        return path.read_bytes()
+    except OSError as error:
+        raise AdapterError(
+            f"{path}: cannot be read ({error.strerror or error}); see to its permissions and the disk"
+        ) from error
+
+
+def _tensors(path: Path, raw: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(raw)
+    except (SafetensorError, ValueError, RuntimeError, KeyError) as error:
+        raise AdapterError(f"{path}: truncated or not a safetensors file ({error!s:.200}); {remedy(path)}") from error
+
+
+def _modules(path: Path, config: _Config, tensors: Mapping[str, Tensor]) -> dict[str, LowRank]:
+    sides: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise AdapterError(f"{path}: tensor {name:.200} {_why_not(name)}; {_MERGE}")
+        sides.setdefault(match["module"].removeprefix("base_model.model."), {})[match["side"]] = tensor
+    if not sides:
+        raise AdapterError(f"{path}: it has no tensors; save the adapter again after training")
+    modules = {}
+    for module, pair in sides.items():
+        if len(pair) != 2:
+            missing = "AB".replace(next(iter(pair)), "")
+            raise AdapterError(f"{path}: {module:.200} has no lora_{missing}; {remedy(path)}")
+        modules[module] = found = checked_module(str(path), module, pair["A"], pair["B"], config.scale_of(module))
+        if found.rank != config.rank_of(module):
+            raise AdapterError(
+                f"{path}: {module:.200} has rank {found.rank}, {CONFIG} says {config.rank_of(module)}; the two files "
+                "must come from the same training"
+            )
+    return modules
+
+
+def _why_not(name: str) -> str:
+    if "lora_embedding" in name:
+        return "changes the embedding, to which adapters are not applied"
+    if "lora_magnitude_vector" in name:
+        return "is of a DoRA, which is not served"
+    if name.endswith(".bias"):
+        return "is a bias; biases of adapters are not served"
+    return "is no lora_A or lora_B of a linear layer, and nothing else is served"
