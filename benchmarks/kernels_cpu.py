@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pagewire.kernels import reference
-from pagewire.kernels.cpu import attention
+from pagewire.kernels import ops, reference
+from pagewire.kernels.cpu import attention, recording
 from pagewire.kernels.cpu.inputs import step_inputs
 from pagewire.kernels.cpu.products import packed_linear
 from pagewire.kernels.cpu.products.linear import linear
@@ -120,6 +120,52 @@ def bench_linear_fp32() -> None:
             times = best_times(contenders, calls)
             flops = 2 * num_tokens * in_features * out_features / times["ours"] / 1e9
             print_row(f"{in_features}->{out_features} T={num_tokens}", times, f"{flops:.0f} GFLOP/s")
+
+
+def bench_adapters() -> None:
+    print("\nadapters in all projections of 30 layers, µs per step (ours: recorded; F.linear: slot by slot)")
+    for num_slots, num_tokens, rank in ((8, 32, 16), (1, 1, 16), (1, 32, 16), (8, 8, 16), (8, 32, 64), (1, 512, 16)):
+        tokens = torch.arange(num_tokens, dtype=torch.int32) % num_slots
+        first = list(adapted_products(rank, num_slots, tokens))  # activations are in the cache, weights are not
+        layers = [first, *(adapted_products(rank, num_slots, tokens) for _ in range(29))]
+        products = [(*own[:2], *args[2:]) for layer in layers for own, args in zip(first, layer, strict=True)]
+
+        def ours(products: list[tuple[Tensor, ...]] = products) -> Tensor:
+            for args in products:
+                ops.add_adapters(*args)
+            return products[0][0]
+
+        recorded = recording.record(ours, recording.Memory())
+        contenders = {"ours": recorded.replay, "F.linear": for_each(products, add_slot_by_slot)}
+        times = best_times(contenders, 1)
+        size = sum(down.numel() + up.numel() for _, _, down, up, *_ in products)
+        rate, flops = (times["ours"] * 1e9 / work for work in (2 * size, 2 * num_tokens * size // num_slots))
+        print_row(f"{num_slots} of {rank}, T={num_tokens}", times, f"{1 / rate:.0f} GB/s {1 / flops:.0f} GFLOP/s")
+
+
+def adapted_products(rank: int, num_slots: int, tokens: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yields the arguments of `add_adapters` in a layer of SmolLM2-135M."""
+    for inputs, outputs in ((576, (576, 192, 192)), (576, (576,)), (576, (1536, 1536)), (1536, (576,))):
+        starts = torch.tensor([0, *itertools.accumulate(outputs)], dtype=torch.int32)
+        yield (
+            torch.zeros(len(tokens), sum(outputs)).bfloat16(),
+            torch.randn(len(tokens), inputs).bfloat16(),
+            torch.randn(num_slots, len(outputs), rank, inputs).bfloat16(),
+            torch.randn(num_slots, rank, sum(outputs)).bfloat16(),
+            tokens,
+            starts,
+            torch.full((num_slots, len(outputs)), rank, dtype=torch.int32),
+        )
+
+
+def add_slot_by_slot(args: tuple[Tensor, ...]) -> None:
+    out, x, down, up, slots, starts, _ = args
+    bounds = starts.tolist()
+    for slot in range(len(down)):
+        tokens = (slots == slot).nonzero().flatten()
+        low = F.linear(x[tokens], down[slot].flatten(0, 1)).view(len(tokens), *down.shape[1:3])
+        for part, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            out[tokens, start:stop] += low[:, part] @ up[slot, :, start:stop]
 
 
 def bench_decode() -> None:

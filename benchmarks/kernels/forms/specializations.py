@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.compiler import Specialization
+from benchmarks.kernels.forms.adapter_forms import adapter_forms
 from benchmarks.kernels.forms.expert_forms import expert_forms
 from benchmarks.kernels.forms.grouped_products import grouped_products
 from benchmarks.kernels.forms.scaled_products import scaled_products
@@ -76,6 +77,7 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
         *grouped_products(capability),
         *skinny_forms(capability),
         *expert_forms(capability),
+        *adapter_forms(),
     )
     return {(form.name, form.variant): form for form in forms}
 

@@ -281,6 +281,7 @@ static inline V tanh(V x) {
 // `size` elements in `memory`, beginning with a line of the cache.
 template <class T>
 T* aligned_memory(std::vector<T>& memory, int64_t size) {
-    memory.resize(size + 64 / sizeof(T));
+    const size_t needed = size + 64 / sizeof(T);
+    if (memory.size() < needed) memory.resize(needed);  // what grows again would be filled with zeros again
     return (T*)(((uintptr_t)memory.data() + 63) / 64 * 64);
 }
