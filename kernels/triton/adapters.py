@@ -182,7 +182,7 @@ def _constants(num_parts: int, rank: int, num_inputs: int) -> tuple[dict[str, An
 
 
 def specializations(dtype: str, num_parts: int, rank: int, num_inputs: int) -> tuple[Specialization, Specialization]:
-    """Returns what `add_adapters` launches, to compile it ahead of time. dtype: Triton's name of the type of x, out and weights."""
+    """Returns what `add_adapters` launches, to compile it ahead of time. dtype: of x, out and weights."""
     shrink, expand = _constants(num_parts, rank, num_inputs)
     counts = {"num_tokens": "i32", "num_slots": "i32", "slot_step": "i32"}
     slots, starts, ranks = ({f"{name}_ptr": "*i32"} for name in ("slots", "starts", "ranks"))

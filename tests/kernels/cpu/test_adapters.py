@@ -76,5 +76,5 @@ def test_wrong_arguments_are_named() -> None:
         native.add_adapters(out, x, down, up.mT.contiguous().mT, slots, starts, ranks)
     with pytest.raises(IndexError, match="there is no slot 2 of 2"):
         native.add_adapters(out, x, down, up, slots + 1, starts, ranks)
-    with pytest.raises(TypeError, match="not torch.float64"):
+    with pytest.raises(TypeError, match=r"not torch\.float64"):
         native.add_adapters(out.double(), x, down, up, slots, starts, ranks)
