@@ -24,7 +24,7 @@ class AdapterError(Exception):
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to one projection's weight: scale * up @ down."""
+    """Factors of a change of one projection's weight: scale * up @ down is added to it."""
 
     down: Tensor  # [rank, num_inputs]
     up: Tensor  # [num_outputs, rank], of down's dtype

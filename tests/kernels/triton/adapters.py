@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,8 +26,10 @@ def mixed(dtype: torch.dtype, x_dtype: torch.dtype | None = None) -> None:
     """Tokens with and without adapters in any order; parts that a block of outputs divides; ranks of all kinds."""
     slots = [0, 2, -1, 1, 1, 2, 0, -1, 2, *[-1] * 23, 0, 1]
     ranks = [[20, 0, 3], [1, 20, 16], [0, 0, 17]]
-    shape = {"inputs": 1100, "outputs": (100, 30, 140), "rank": 20}
-    AdapterBatch.random(slots, dtype, ranks=ranks, x_dtype=x_dtype, gap=8, **shape).check(adapters.add_adapters)
+    batch = AdapterBatch.random(
+        slots, dtype, inputs=1100, outputs=(100, 30, 140), rank=20, ranks=ranks, x_dtype=x_dtype, gap=8
+    )
+    batch.check(adapters.add_adapters)
 
 
 def many() -> None:
@@ -39,7 +42,7 @@ def many() -> None:
     assert torch.equal(few, batch.run(adapters.add_adapters)[chosen])
 
 
-CASES = {
+CASES: dict[str, Callable[[], None]] = {
     "random": random_batches,
     "mixed fp32": partial(mixed, F32),
     "mixed fp16": partial(mixed, F16),

@@ -174,7 +174,8 @@ def test_any_value_of_a_key_is_read_or_refused(tmp_path: Path, keys: dict[str, A
 
 def write_gguf(path: Path, tensors: Mapping[str, np.ndarray], architecture: str = "qwen2", **keys: Any) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in ({"type": "adapter", "kind": "lora", "alpha": 8.0} | keys).items():
+    values: dict[str, Any] = {"type": "adapter", "kind": "lora", "alpha": 8.0} | keys
+    for key, value in values.items():
         if key == "alpha":
             writer.add_float32("adapter.lora.alpha", value)
         else:
@@ -206,7 +207,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 
 
 def permuted(up: Tensor, num_heads: int) -> Tensor:
-    """As llama.cpp's converter does with rows of queries and keys of Llama's (`LlamaModel.permute`)."""
+    """Orders rows of queries or keys as llama.cpp's converter does with Llama's (`LlamaModel.permute`)."""
     return up.view(num_heads, 2, up.shape[0] // num_heads // 2, -1).swapaxes(1, 2).reshape(up.shape)
 
 
