@@ -33,7 +33,7 @@ def mixed(dtype: torch.dtype, x_dtype: torch.dtype | None = None) -> None:
 
 
 def many() -> None:
-    """So many tokens that programs look for slots one after the other; a token's result is as among few."""
+    """Checks so many tokens that programs look for slots one after the other; a token's result is as among few."""
     slots = [0] * 200 + [-1] * 40 + [1] * 50
     batch = AdapterBatch.random(slots, F32, inputs=40, outputs=(48,), rank=8)
     batch.check(adapters.add_adapters)

@@ -59,7 +59,7 @@ def test_a_folder_of_peft(tmp_path: Path) -> None:
 
 
 def test_a_pattern_counts_from_a_dot_to_the_end(tmp_path: Path) -> None:
-    """As in PEFT: the first that matches; "proj" is not "q_proj"."""
+    """Takes the first that matches, as PEFT does; "proj" is not "q_proj"."""
     path = save(
         tmp_path / "a", alpha_pattern={"proj": 1, "self_attn": 2, "model.layers.0.self_attn.q_proj": 12, ".*": 5}
     )
