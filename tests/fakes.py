@@ -8,7 +8,7 @@ rely on: a wrong block table, a wrong prefix hit, a lost or repeated token or a 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Any
@@ -33,10 +33,10 @@ def extend_history(history: int, token_id: int) -> int:
     return history ^ (history >> 29)
 
 
-def first_history(weights_version: str) -> int:
-    """Returns the history of an empty sequence of the weights of this version."""
+def first_history(weights_version: str, adapter_digest: str = "") -> int:
+    """Returns the history of an empty sequence of the weights of this version, with an adapter."""
     history = EMPTY_HISTORY
-    for byte in weights_version.encode():
+    for byte in (weights_version + adapter_digest).encode():
         history = extend_history(history, byte)
     return history
 
@@ -57,10 +57,11 @@ def expected_output(
     end_token_ids: Collection[int] = (),
     min_tokens: int = 0,
     weights_version: str = "",
+    adapter_digest: str = "",
 ) -> list[int]:
     """Returns the tokens that a FakeExecutor must generate; end_token_ids are end-of-sequence and stop tokens
     together."""
-    history = first_history(weights_version)
+    history = first_history(weights_version, adapter_digest)
     for token_id in prompt_token_ids:
         history = extend_history(history, token_id)
     output: list[int] = []
@@ -94,11 +95,14 @@ class FakeRow:
     yields_vector: bool = False
     num_read_from: int = 0  # position of the first token of the last step
     weights_version: str = ""
+    adapter_slot: int = 0
+    adapter_digest: str = ""
     histories: list[int] = field(default_factory=list)  # [i] = fingerprint of token_ids[: i + 1]
 
     def extend_histories(self) -> None:
         for token_id in self.token_ids[len(self.histories) :]:
-            before = self.histories[-1] if self.histories else first_history(self.weights_version)
+            start = first_history(self.weights_version, self.adapter_digest)
+            before = self.histories[-1] if self.histories else start
             self.histories.append(extend_history(before, token_id))
 
 
@@ -132,6 +136,7 @@ class FakeExecutor:
         max_draft_tokens: int = 0,
         pipeline_stages: int = 1,
         draw_gain: Callable[[int], int] | None = None,
+        max_adapters: int = 0,
     ) -> None:
         """num_blocks: of the layers that see all tokens; 0 = there are none. windows: a window -> blocks of the layers
         that have it. states: tokens that a block is for -> blocks of layers with a state.
@@ -155,6 +160,8 @@ class FakeExecutor:
         self.nan_token_id = nan_token_id
         self.max_draft_tokens = max_draft_tokens
         self.pipeline_stages = pipeline_stages
+        self.max_adapters = max_adapters
+        self.loaded_adapters = set[str]()  # digests; another adapter makes other tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.decode_costs: tuple[tuple[int, float], ...] = ()  # as in the scheduler's ExecutorInfo
         self.draft_bounds: tuple[tuple[int, int], ...] = ()
@@ -165,6 +172,7 @@ class FakeExecutor:
     def reset(self) -> None:
         """Empty rows and KV cache, as at the start of a stream."""
         self.rows: dict[int, FakeRow] = {}
+        self.adapters: dict[int, str] = {}  # slot -> digest
         self._kv: dict[tuple[int, int], int] = {}
         self._last_step_id = 0
 
@@ -241,6 +249,7 @@ class FakeExecutor:
         for request_id in step.finished_request_ids:
             assert request_id in self.rows, f"request {request_id} has no row to free"
             del self.rows[request_id]
+        self._apply_slots(step)
         for new in step.new_requests:
             assert new.request_id not in self.rows, f"request {new.request_id} has a row already"
             assert new.request_id in step.request_ids, f"new request {new.request_id} does not run"
@@ -258,8 +267,20 @@ class FakeExecutor:
                 new.sampling_params,
                 new.yields_vector,
                 weights_version=self.weights_version,
+                adapter_slot=new.adapter_slot,
+                adapter_digest=self.adapters[new.adapter_slot] if new.adapter_slot else "",
             )
         assert len(self.rows) <= self.max_num_seqs, f"{len(self.rows)} requests in {self.max_num_seqs} rows"
+
+    def _apply_slots(self, step: Any) -> None:
+        changes = [(one.slot, one.digest) if hasattr(one, "slot") else one for one in step.adapter_slots]
+        used = {row.adapter_slot for row in self.rows.values()}
+        assert len({slot for slot, _ in changes}) == len(changes), "a slot twice in a step"
+        for slot, digest in changes:
+            assert 1 <= slot <= self.max_adapters, f"there is no slot {slot}"
+            assert slot not in used, f"slot {slot} is in use"
+            assert digest in self.loaded_adapters, f"adapter {digest} was not loaded"
+            self.adapters[slot] = digest
 
     def _apply_blocks(self, step: Any) -> None:
         num_requests = len(step.request_ids)
@@ -405,9 +426,23 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         kind: common_pb2.ModelKind = common_pb2.MODEL_KIND_UNSPECIFIED,
         weights_version: str = "",
         checkpoints: Mapping[str, str] | None = None,
+        adapters: Mapping[str, str] | None = None,
+        adapter_files: MutableMapping[str, str] | None = None,
     ) -> None:
         """kind: what the model is served for; a vector has one number. weights_version: of the weights that it starts
-        with. checkpoints: which others can be loaded, with digests."""
+        with. checkpoints: which others can be loaded, with digests.
+
+        adapters: names of those that it starts with, with digests. adapter_files: paths of those that can be loaded,
+        and names in --lora-dir, with digests; a digest "bad" is refused."""
+        self.adapter_files = {} if adapter_files is None else adapter_files
+        self.adapters = {
+            digest: common_pb2.Adapter(name=name, path=f"/{name}", digest=digest, rank=8)
+            for name, digest in (adapters or {}).items()
+        }
+        self.has_unloaded = asyncio.Event()
+        self.adapter_loads: list[common_pb2.Adapter] = []  # that it was asked for
+        self.may_load_adapter = asyncio.Event()
+        self.may_load_adapter.set()
         self.weights = executor_pb2.Weights(version=weights_version, digest=weights_version, model=model)
         self.checkpoints = {} if checkpoints is None else checkpoints
         self.loaded_weights: executor_pb2.Weights | None = None
@@ -418,6 +453,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.incarnation = random.getrandbits(63)
         self.executor = make_executor()
         self.executor.weights_version = weights_version
+        self.executor.loaded_adapters |= set(self.adapters)
         self.step_seconds = step_seconds
         self.whole_prompts = whole_prompts
         self.num_steps = 0
@@ -475,7 +511,40 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             device="fake",
             dtype="none",
             weights=self.weights,
+            max_adapters=self.executor.max_adapters,
+            adapters=self.adapters.values(),
         )
+
+    async def LoadAdapter(
+        self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.LoadAdapterResponse:
+        wanted = request.adapter
+        self.adapter_loads.append(wanted)
+        await self.may_load_adapter.wait()
+        if wanted.digest in self.adapters:  # it is in memory
+            return executor_pb2.LoadAdapterResponse(adapter=wanted)
+        digest = self.adapter_files.get(wanted.path or wanted.name)
+        if digest is None:
+            raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"nothing is at {wanted.path or wanted.name}")
+        if digest == "bad":
+            raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, "it is for another model")
+        if wanted.digest not in ("", digest):
+            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{wanted.path} has other contents now")
+        found = common_pb2.Adapter(
+            name=wanted.name, path=wanted.path or wanted.name, digest=digest, rank=8, number=wanted.number
+        )
+        self.adapters[digest] = found
+        self.executor.loaded_adapters.add(digest)
+        return executor_pb2.LoadAdapterResponse(adapter=found)
+
+    async def UnloadAdapter(
+        self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.UnloadAdapterResponse:
+        assert all(row.adapter_digest != request.digest for row in self.executor.rows.values()), "a request needs it"
+        self.adapters.pop(request.digest, None)
+        self.executor.loaded_adapters.discard(request.digest)
+        self.has_unloaded.set()
+        return executor_pb2.UnloadAdapterResponse()
 
     async def LoadWeights(
         self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext

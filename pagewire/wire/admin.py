@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import grpc
 
@@ -25,6 +25,19 @@ _TIMEOUT_S = 2.0
 # The share of the remaining time for the next service: a slow service far away must not make a near one look dead.
 _SHARE_OF_TIME = 0.7
 _STARTED = time.monotonic()
+
+
+class Adapters(Protocol):
+    """Implements LoadAdapter and UnloadAdapter. Both raise RpcError."""
+
+    async def load(
+        self, request: admin_pb2.AdminServiceLoadAdapterRequest
+    ) -> admin_pb2.AdminServiceLoadAdapterResponse: ...
+
+    async def unload(
+        self, request: admin_pb2.AdminServiceUnloadAdapterRequest
+    ) -> admin_pb2.AdminServiceUnloadAdapterResponse: ...
+
 
 # Implements ReplaceWeights. Raises RpcError.
 ReplaceWeights = Callable[[admin_pb2.ReplaceWeightsRequest], Awaitable[admin_pb2.ReplaceWeightsResponse]]
@@ -122,10 +135,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         describe: Describe,
         replace_weights: ReplaceWeights | None = None,
         accounts: Accounts | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        """behind: returns the current neighbours. replace_weights: None if the service does not offer it. accounts: of
-        requests; None if the service keeps none."""
+        """behind: returns the current neighbours. replace_weights, adapters: None if the service does not offer it.
+        accounts: of requests; None if the service keeps none."""
         self._accounts = accounts
+        self._adapters = adapters
         self._service = service
         self._replace_weights = replace_weights
         self._behind = behind
@@ -171,6 +186,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 "weights cannot be replaced here; ask a tokenizer service or the scheduler",
             )
         return await self._replace_weights(request)
+
+    async def LoadAdapter(
+        self, request: admin_pb2.AdminServiceLoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.AdminServiceLoadAdapterResponse:
+        return await self._offered_adapters().load(request)
+
+    async def UnloadAdapter(
+        self, request: admin_pb2.AdminServiceUnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.AdminServiceUnloadAdapterResponse:
+        return await self._offered_adapters().unload(request)
+
+    def _offered_adapters(self) -> Adapters:
+        if self._adapters is None:
+            raise RpcError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "adapters cannot be loaded here; ask a tokenizer service or the scheduler",
+            )
+        return self._adapters
 
 
 def _timeout_behind(context: grpc.aio.ServicerContext) -> float:

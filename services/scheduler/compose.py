@@ -1,6 +1,8 @@
 """The scheduler service with all its features: the one place where they join the core, through its seams."""
 
 from pagewire.config import SchedulerConfig
+from pagewire.services.scheduler.adapters.adapters import Adapters
+from pagewire.services.scheduler.adapters.slots import AdapterSlots
 from pagewire.services.scheduler.admission.entrance import Entrance
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.core.seams import NO_DRAFTS, Drafts, Features
@@ -25,7 +27,12 @@ def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
     def drafts(info: ExecutorInfo) -> Drafts:
         return Speculation(info, acceptances) if info.max_draft_tokens else NO_DRAFTS
 
-    features = Features(Ledger(), suspects, drafts)
+    def slots(info: ExecutorInfo | None) -> AdapterSlots:
+        return (
+            AdapterSlots(0) if info is None else AdapterSlots(info.max_adapters, (one.digest for one in info.adapters))
+        )
+
+    features = Features(Ledger(), suspects, drafts, slots)
     placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths)
     return Scheduler(config, num_replicas, features, placement, output_lengths)
 
@@ -39,4 +46,7 @@ def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect)
         timeout = config.recovery_timeout
         return Rollout(scheduler, engine.executors.drivers, engine.wake_all, engine.end_request, timeout)
 
-    return Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights)
+    def adapters(engine: Engine) -> Adapters:
+        return Adapters(engine.executors.drivers, engine.wake_all, engine.availability.greet_again)
+
+    return Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters)

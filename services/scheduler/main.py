@@ -64,7 +64,9 @@ def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TL
     def executors() -> list[Neighbour]:
         return [Neighbour("executor", one.address, one.channel) for one in engine.executors.drivers.values()]
 
-    server.add_admin("scheduler", executors, partial(describe, engine), engine.weights.replace, engine.accounts)
+    server.add_admin(
+        "scheduler", executors, partial(describe, engine), engine.weights.replace, engine.accounts, engine.adapters
+    )
     return server
 
 

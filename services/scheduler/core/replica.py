@@ -14,7 +14,7 @@ from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.core.limits import StepLimits
 from pagewire.services.scheduler.core.outcome import Outputs, outcome
 from pagewire.services.scheduler.core.rows import Counts, Rows
-from pagewire.services.scheduler.core.seams import Features, LostExecutor, Taker
+from pagewire.services.scheduler.core.seams import Features, LostExecutor, Slots, Taker
 from pagewire.services.scheduler.core.step_builder import StepBuilder
 from pagewire.services.scheduler.core.waiting import WaitingQueue
 from pagewire.services.scheduler.costs.cost_model import StepCosts
@@ -105,7 +105,7 @@ class Replica:
             self.limits.check(request)
 
     def suits(self, request: Request) -> bool:
-        """Returns whether this executor's weights may compute a waiting request."""
+        """Returns whether this executor's weights may compute a waiting request, with its adapter if it has one."""
         return self._rows.suits(request)
 
     def has_room_for(self, request: Request) -> bool:
@@ -215,6 +215,11 @@ class Replica:
     def version(self) -> tuple[object, int]:
         """Changes when requests begin or end, and with each step."""
         return self._rows, self._rows.version
+
+    @property
+    def slots(self) -> Slots:
+        """The slots for adapters; there are none without an executor."""
+        return self._rows.slots
 
     @property
     def has_suspect(self) -> bool:

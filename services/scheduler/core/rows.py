@@ -66,6 +66,7 @@ class Rows:
         self.cohorts = Cohorts(self.num_stages)
         self.costs = StepCosts(self.num_stages)
         self.drafts = NO_DRAFTS if info is None else features.drafts(info)
+        self.slots = features.slots(info)
         self.allowance = Allowance()
         self.lacks_blocks = False  # a running prompt waits for blocks
         self._finished_request_ids: list[int] = []  # rows that the executor must free before the next step
@@ -92,10 +93,10 @@ class Rows:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def suits(self, request: Request) -> bool:
-        """Returns whether this executor's weights may compute a waiting request."""
+        """Returns whether this executor's weights may compute a waiting request, with its adapter if it has one."""
         if request.weights_version and request.num_output_tokens:
-            return request.weights_version == self.weights_version
-        return not self.is_draining
+            return request.weights_version == self.weights_version and self.slots.take(request)
+        return not self.is_draining and self.slots.take(request)
 
     def find_room(self, request: Request) -> ComputedBlocks | None:
         return self.kv.find_room(request, others_run=bool(self.running))
@@ -117,6 +118,7 @@ class Rows:
         request.status = RequestStatus.RUNNING
         request.replica_id = self._replica_id
         request.weights_version = self.weights_version
+        request.adapter_slot = self.slots.enter(request)
         request.is_accepted = not request.images.images
         request.num_computed_tokens = computed.num_tokens
         self._shares.count(request.account, running=1)
@@ -137,8 +139,9 @@ class Rows:
         self.kv.start_step(self.running)
 
     def end_step(self, step: ScheduledStep) -> None:
-        """Adds the requests that ended since the last step to a step that is about to be sent."""
+        """Adds what changed since the last step to a step that is about to be sent: ended requests, and slots."""
         self.version += 1
+        step.adapter_slots = self.slots.take_changes()
         step.finished_request_ids, self._finished_request_ids = self._finished_request_ids, []
 
     def accept(self, step: ScheduledStep, errors: Mapping[int, Any]) -> list[tuple[Request, Any]]:
@@ -182,6 +185,7 @@ class Rows:
 
     def _release(self, request: Request) -> None:
         self.kv.free(request)
+        self.slots.leave(request)
         self.version += 1
         self._finished_request_ids.append(request.request_id)
         self._shares.count(request.account, running=-1)

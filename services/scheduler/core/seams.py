@@ -158,6 +158,29 @@ class Suspects(Protocol):
         """Takes in what the next executor reports about its predecessor; returns the same as `on_lost`."""
 
 
+# -- adapters --------------------------------------------------------------------------------------------------------
+
+
+class Slots(Protocol):
+    """The slots of one executor for the adapters of its running requests."""
+
+    def take(self, request: Request) -> bool:
+        """Returns whether a waiting request could enter now, as far as its adapter is concerned."""
+
+    def reserve(self, request: Request) -> None:
+        """Takes in that a request is passed over. If it lacks a slot and is the first one, a slot is reserved for
+        it."""
+
+    def enter(self, request: Request) -> int:
+        """Gives a request that enters the slot of its adapter, and returns its number; 0: it has no adapter."""
+
+    def leave(self, request: Request) -> None:
+        """Takes in that a running request has ended or was preempted."""
+
+    def take_changes(self) -> list[tuple[int, str]]:
+        """Returns the slots that got another adapter since the last call, with its digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """The features that take part in the decisions of replicas."""
@@ -165,3 +188,4 @@ class Features:
     shares: Shares
     suspects: Suspects
     drafts: Callable[[ExecutorInfo], Drafts]
+    slots: Callable[[ExecutorInfo | None], Slots]  # None: without an executor

@@ -195,7 +195,12 @@ class StepBuilder:
         return Turns(self._waiting, self._limits.max_running_per_tenant, self._suits)
 
     def _suits(self, request: Request) -> bool:
-        return not self._taker.is_anothers(request) and self._rows.suits(request)
+        if self._taker.is_anothers(request):
+            return False
+        if not self._rows.suits(request):
+            self._rows.slots.reserve(request)
+            return False
+        return True
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. A request that waits for blocks of another

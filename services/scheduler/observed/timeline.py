@@ -10,7 +10,9 @@ from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
 from pagewire.v1.admin_pb2 import RequestAccount
 
-GRAMMAR, QUEUE, PREFILL, DECODE = "grammar", "queue", "prefill", "decode"
+# From the start of a request: its grammar is compiled, its adapter is loaded.
+GRAMMAR, ADAPTER = "grammar", "adapter"
+QUEUE, PREFILL, DECODE = "queue", "prefill", "decode"
 PREEMPTED, RECOVERY = "preempted", "recovery"
 # The phases in which a request holds a row.
 _RUNNING = frozenset({PREFILL, DECODE})

@@ -16,7 +16,7 @@ class Availability:
     recovery_timeout.
 
     `changes` yields whether requests are served now, at each change. The callbacks in `on_model_change` run when the
-    model or its maximum length changes.
+    model, its maximum length or its adapters change.
     """
 
     def __init__(
@@ -74,8 +74,12 @@ class Availability:
         is_other_model = self._info is not None and convert.from_info(self._info) != convert.from_info(info)
         self._info = info
         if is_other_model:
-            for notify in self.on_model_change:
-                notify()
+            self.greet_again()
+
+    def greet_again(self) -> None:
+        """Reports the model to clients again: it or its adapters have changed."""
+        for notify in self.on_model_change:
+            notify()
 
     def stop(self) -> None:
         """Stops waiting for an executor."""

@@ -7,7 +7,7 @@ from pagewire.config.sampling_checks import resolve
 from pagewire.config.sampling_params import MAX_CACHE_SALT
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.service.request_output import RequestOutput
-from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup, Weights
+from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, KVGroup, Weights
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep, StepClock, StepResult
@@ -24,9 +24,12 @@ _BATCH_PRIORITY = 100
 
 
 def to_request(
-    request_id: int, submission: scheduler_link_pb2.TokenSubmission, config: SchedulerConfig = _DEFAULTS
+    request_id: int,
+    submission: scheduler_link_pb2.TokenSubmission,
+    config: SchedulerConfig = _DEFAULTS,
+    adapter_digest: str = "",
 ) -> Request:
-    """Returns the request of a submission.
+    """Returns the request of a submission. adapter_digest: of its adapter, if it has one.
 
     Raises InvalidRequest, which names the wrong field of the TokenRequest.
     """
@@ -67,10 +70,12 @@ def to_request(
             submission.context.tenant, submission.context.tenant_weight, submission.context.tokens_per_minute
         ),
         weights_version=submission.weights_version,
+        adapter_digest=adapter_digest,
     )
 
 
-def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
+def from_info(info: ExecutorInfo, adapters: Sequence[Adapter] = ()) -> common_pb2.ModelInfo:
+    """Returns the model of executors. adapters: those that requests may name."""
     return common_pb2.ModelInfo(
         model=info.model,
         max_model_len=info.max_model_len,
@@ -80,6 +85,7 @@ def from_info(info: ExecutorInfo) -> common_pb2.ModelInfo:
         kind=info.kind,  # type: ignore[arg-type]
         labels=info.labels,
         vector_size=info.vector_size,
+        adapters=map(from_adapter, adapters),
     )
 
 
@@ -185,6 +191,23 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         decode_costs=tuple((cost.num_tokens, cost.seconds) for cost in message.decode_costs),
         draft_seconds=message.draft_seconds,
         draft_bounds=tuple((bound.num_requests, bound.max_draft_tokens) for bound in message.draft_bounds),
+        max_adapters=message.max_adapters,
+        adapters=tuple(map(to_adapter, message.adapters)),
+    )
+
+
+def to_adapter(message: common_pb2.Adapter) -> Adapter:
+    return Adapter(message.name, message.path, message.digest, message.rank, message.base_model, message.number)
+
+
+def from_adapter(adapter: Adapter) -> common_pb2.Adapter:
+    return common_pb2.Adapter(
+        name=adapter.name,
+        path=adapter.path,
+        digest=adapter.digest,
+        rank=adapter.rank,
+        base_model=adapter.base_model,
+        number=adapter.number,
     )
 
 
@@ -213,6 +236,7 @@ def from_new_request(new: NewRequest) -> executor_pb2.NewRequest:
         yields_vector=new.yields_vector,
         second_text_start=new.second_text_start,
         draft_domain=new.draft_domain,
+        adapter_slot=new.adapter_slot,
         images=new.images.from_token(new.num_computed_tokens),
     )
 
@@ -227,6 +251,8 @@ def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2
         new_block_ids=step.new_block_ids,
         finished_request_ids=step.finished_request_ids,
     )
+    for slot, digest in step.adapter_slots:
+        message.adapter_slots.add(slot=slot, digest=digest)
     if step.drafts_of:
         message.num_draft_tokens.extend(step.num_draft_tokens)
     if step.new_requests:

@@ -26,7 +26,7 @@ from pagewire.services.scheduler.service.intake import check_length, crashed_exe
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.service.request_output import RequestOutbox
-from pagewire.services.scheduler.service.seams import Admission, CompileGrammar, WeightsInForce
+from pagewire.services.scheduler.service.seams import AdaptersInForce, Admission, CompileGrammar, WeightsInForce
 from pagewire.services.scheduler.service.tracking import Tracking
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
@@ -54,8 +54,10 @@ class Engine:
         admission: Admission,
         compile_grammar: CompileGrammar,
         make_weights: Callable[["Engine"], WeightsInForce],
+        make_adapters: Callable[["Engine"], AdaptersInForce],
     ) -> None:
-        """connect: makes the channel to a listed executor. scheduler: without replicas. make_weights: called once."""
+        """connect: makes the channel to a listed executor. scheduler: without replicas. make_weights, make_adapters:
+        called once."""
         self._config = config
         self._discovery = discovery
         self.scheduler = scheduler
@@ -74,6 +76,7 @@ class Engine:
         self.draining = Draining()
         self._last_request_id = 0
         self.weights = make_weights(self)
+        self.adapters = make_adapters(self)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -91,10 +94,12 @@ class Engine:
         self._last_request_id += 1
         timeout = timeout_of(submission.context)
         try:
-            request = convert.to_request(self._last_request_id, submission, self._config)
+            digest = self.adapters.pin(submission)
+            request = convert.to_request(self._last_request_id, submission, self._config, digest)
             self.weights.check(request)
             self._admission.check(request, timeout)
-            is_live = request.has_grammar or self.scheduler.add_request(request)
+            must_prepare = request.has_grammar or bool(request.adapter_digest)
+            is_live = must_prepare or self.scheduler.add_request(request)
         except InvalidRequest as error:
             raise status_of(error) from error
         except QueueFull as error:
@@ -106,23 +111,26 @@ class Engine:
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._delivery.add(live)
-        if request.has_grammar:
-            live.compiling = asyncio.create_task(self._add_compiled(live), name="grammar")
+        if must_prepare:
+            live.preparing = asyncio.create_task(self._add_prepared(live), name="prepare")
         elif is_live:
             self._wake(self._wakes.after_arrival(request))
         else:
             self._delivery.end(live)
         return live
 
-    async def _add_compiled(self, live: LiveRequest) -> None:
-        """Hands a request to the scheduler once its grammar is compiled, or ends it."""
+    async def _add_prepared(self, live: LiveRequest) -> None:
+        """Hands a request to the scheduler once its grammar is compiled and its adapter is loaded, or ends it."""
         request = live.request
         try:
-            await self._compile_grammar(
-                request.sampling_params.grammar,
-                lambda: [d.client.compile for d in self._drivers.values() if d.has_executor],
-            )
-            live.compiling = None
+            if request.has_grammar:
+                await self._compile_grammar(
+                    request.sampling_params.grammar,
+                    lambda: [d.client.compile for d in self._drivers.values() if d.has_executor],
+                )
+            if request.adapter_digest:
+                await self.adapters.prepare(request)
+            live.preparing = None
             live.timeline.enter(QUEUE, time.monotonic())
             self.weights.check(request)  # its weights may have been replaced meanwhile
             is_live = self.scheduler.add_request(request)
@@ -137,9 +145,9 @@ class Engine:
             self._delivery.end(live)
 
     def _stop(self, live: LiveRequest, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Ends a live request, either in the scheduler or while its grammar is compiled."""
-        if live.compiling is not None:
-            live.compiling.cancel()
+        """Ends a live request, either in the scheduler or before it is there."""
+        if live.preparing is not None:
+            live.preparing.cancel()
             live.request.finish(reason)
         else:
             self.scheduler.abort(live.request, reason)
@@ -197,6 +205,7 @@ class Engine:
             self.availability.stop()
             self._expiry.stop()
             self.weights.stop()
+            self.adapters.stop()
 
     def wake_all(self) -> None:
         for driver in self._drivers.values():
@@ -250,6 +259,7 @@ class Engine:
             self._delivery.end(self._delivery.live[request.request_id], status)
         self.availability.note(self.scheduler.info)
         self.weights.on_attached()
+        self.adapters.on_attached(self._drivers[replica.replica_id])
         self.wake_all()
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:

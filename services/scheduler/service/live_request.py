@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pagewire.services.scheduler.observed import timeline
-from pagewire.services.scheduler.observed.timeline import GRAMMAR, QUEUE, Timeline
+from pagewire.services.scheduler.observed.timeline import ADAPTER, GRAMMAR, QUEUE, Timeline
 from pagewire.services.scheduler.service.request_output import RequestOutbox
 from pagewire.services.scheduler.values.request import Request
 from pagewire.telemetry.spans import Span
@@ -26,11 +26,13 @@ class LiveRequest:
     arrival_time: float
     first_step_time: float | None = None
     first_token_time: float | None = None
-    compiling: asyncio.Task[None] | None = None  # compiles its grammar, before the scheduler has the request
+    # Compiles its grammar and loads its adapter, before the scheduler has the request.
+    preparing: asyncio.Task[None] | None = None
     timeline: Timeline = field(init=False)
 
     def __post_init__(self) -> None:
-        self.timeline = Timeline(GRAMMAR if self.request.has_grammar else QUEUE, self.arrival_time)
+        first = GRAMMAR if self.request.has_grammar else ADAPTER if self.request.adapter_digest else QUEUE
+        self.timeline = Timeline(first, self.arrival_time)
 
     def goes_by(self, external_ids: Collection[str], tenant: str | None) -> bool:
         """Returns whether the request has one of these client-given ids and belongs to the tenant; None: to any."""

@@ -4,10 +4,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from pagewire.services.scheduler.service.live_request import LiveRequest
-from pagewire.services.scheduler.values.executor_info import Weights
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
+from pagewire.services.scheduler.values.executor_info import Adapter, Weights
 from pagewire.services.scheduler.values.request import Request
-from pagewire.v1.admin_pb2 import ReplaceWeightsRequest, ReplaceWeightsResponse
+from pagewire.v1.admin_pb2 import (
+    AdminServiceLoadAdapterRequest,
+    AdminServiceLoadAdapterResponse,
+    AdminServiceUnloadAdapterRequest,
+    AdminServiceUnloadAdapterResponse,
+    ReplaceWeightsRequest,
+    ReplaceWeightsResponse,
+)
 from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 # Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
 Compile = Callable[[Grammar], Awaitable[None]]
@@ -35,6 +44,37 @@ class Admission(Protocol):
     def on_end(self, live: LiveRequest) -> None: ...
 
     def on_executor_lost(self) -> None: ...
+
+
+class AdaptersInForce(Protocol):
+    """Knows the adapters, and loads them on executors."""
+
+    @property
+    def listed(self) -> Sequence[Adapter]:
+        """The adapters that requests may name."""
+
+    def pin(self, submission: TokenSubmission) -> str:
+        """Returns the digest of the adapter of a request that arrives; empty: it names none. Raises RpcError
+        NOT_FOUND."""
+
+    async def prepare(self, request: Request) -> None:
+        """Returns when an executor can compute a request with an adapter. Raises RpcError FAILED_PRECONDITION if the
+        adapter is not available any longer."""
+
+    async def find(self, name: str) -> Adapter:
+        """Returns what a name stands for. An unknown one is looked for in the directory of the executors, and loaded.
+        Raises RpcError NOT_FOUND, or UNAVAILABLE."""
+
+    async def load(self, request: AdminServiceLoadAdapterRequest) -> AdminServiceLoadAdapterResponse:
+        """Loads an adapter on all executors, or on none. Raises RpcError."""
+
+    async def unload(self, request: AdminServiceUnloadAdapterRequest) -> AdminServiceUnloadAdapterResponse:
+        """Takes a name away from later requests. Raises RpcError NOT_FOUND."""
+
+    def on_attached(self, driver: ReplicaDriver) -> None:
+        """Takes in what an executor reports, and gives it what it lacks."""
+
+    def stop(self) -> None: ...
 
 
 class WeightsInForce(Protocol):

@@ -29,6 +29,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         submission = TokenSubmission(request=request.request, context=request_context)
         outbox = new_outbox()
         try:
+            if submission.request.adapter:
+                submission.adapter_digest = (await self._engine.adapters.find(submission.request.adapter)).digest
             live = self._engine.submit(submission, outbox, 0, MAX_UNREAD)
         except rpc.RpcError as error:
             raise error.renamed("", "request") from error
@@ -65,7 +67,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_free_blocks=sum(replica.kv.num_free_blocks for replica in replicas),
             block_size=scheduler.info.block_size if scheduler.info else 0,
             max_num_seqs=sum(replica.limits.max_num_seqs for replica in replicas),
-            model_info=convert.from_info(info) if info else None,
+            model_info=convert.from_info(info, self._engine.adapters.listed) if info else None,
             num_executors=len(replicas),
             executors=[
                 scheduler_pb2.ExecutorLoad(

@@ -16,8 +16,14 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: bytes = b"")
     return hashlib.sha256(parent + array.array("i", token_ids).tobytes() + extra_keys).digest()
 
 
-def root_hash(cache_salt: str, owner: str = "") -> bytes:
-    """Returns the root of the chains of all requests of this owner with this salt; no hash of a block can equal it."""
+def root_hash(cache_salt: str, owner: str = "", adapter_digest: str = "") -> bytes:
+    """Returns the root of the chains of all requests of this owner with this salt and adapter; no hash of a block can
+    equal it."""
+    root = _root_of(cache_salt, owner)
+    return hashlib.sha256(b"pagewire adapter: " + root + adapter_digest.encode()).digest() if adapter_digest else root
+
+
+def _root_of(cache_salt: str, owner: str) -> bytes:
     # The hash of a block is computed from a 32-byte hash and more, and no 32-byte hash that begins with this text can
     # be found.
     if owner:

@@ -33,6 +33,18 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank adapter of the model, like `Adapter` of common.proto."""
+
+    name: str
+    path: str = ""
+    digest: str = ""
+    rank: int = 0
+    base_model: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """The model of an executor, and its capacity."""
 
@@ -58,6 +70,8 @@ class ExecutorInfo:
     decode_costs: tuple[tuple[int, float], ...] = ()  # (tokens, seconds) of steps without prompts, tokens rising
     draft_seconds: float = 0.0  # of its proposer, per token of the longest draft
     draft_bounds: tuple[tuple[int, int], ...] = ()  # (decoding requests, most drafts of each from there on)
+    max_adapters: int = 0  # slots
+    adapters: tuple[Adapter, ...] = ()  # that can be put into a slot
 
     @property
     def max_num_tokens(self) -> int:

@@ -50,6 +50,8 @@ class Request:
     __slots__ = (
         "__weakref__",
         "account",
+        "adapter_digest",
+        "adapter_slot",
         "blocks",
         "epoch",
         "finish_reason",
@@ -94,6 +96,7 @@ class Request:
         cache_owner: str = "",
         tenant: Tenant = NO_TENANT,
         weights_version: str = "",
+        adapter_digest: str = "",
     ) -> None:
         """sampling_params: resolved, and never changed.
 
@@ -105,12 +108,16 @@ class Request:
         cache_salt, cache_owner: blocks are shared only among requests with the same values.
 
         weights_version: that of the weights that generated its resumed tokens; empty: unknown.
+
+        adapter_digest: that of the adapter that computes all of its tokens; empty: none.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector
         self.second_text_start = second_text_start
         self.images = images
-        self.blocks = RequestBlocks(root_hash(cache_salt, cache_owner))
+        self.blocks = RequestBlocks(root_hash(cache_salt, cache_owner, adapter_digest))
+        self.adapter_digest = adapter_digest
+        self.adapter_slot = 0  # on its present executor; 0: it has no adapter
         self.tenant = tenant
         self.weights_version = weights_version  # that of its present or last executor
         self.account = NO_ACCOUNT  # its tenant's, once the scheduler has taken in the request

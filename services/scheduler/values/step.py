@@ -35,6 +35,7 @@ class NewRequest:
     second_text_start: int = 0
     images: PromptImages = NO_IMAGES
     draft_domain: int = 0  # requests of one domain may find each other's blocks
+    adapter_slot: int = 0
 
     @classmethod
     def of(cls, request: Request) -> "NewRequest":
@@ -50,6 +51,7 @@ class NewRequest:
             request.second_text_start,
             request.images,
             int.from_bytes(request.blocks.root_hash[:8]),
+            request.adapter_slot,
         )
 
 
@@ -78,6 +80,7 @@ class ScheduledStep:
     num_scheduled_tokens: list[int] = field(default_factory=list)  # [n], drafts included
     num_new_blocks: list[int] = field(default_factory=list)  # [n, G] row by row
     new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
+    adapter_slots: list[tuple[int, str]] = field(default_factory=list)  # slots, and digests of their new adapters
 
     # Not sent. Bytes of the images of requests that enter.
     num_image_bytes: int = 0

@@ -12,7 +12,7 @@ from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.placement.fleet import Fleet
-from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
+from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import FinishReason, Request
@@ -39,6 +39,8 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         decode_costs=executor.decode_costs,
         draft_bounds=executor.draft_bounds,
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
+        max_adapters=executor.max_adapters,
+        adapters=tuple(Adapter(one, digest=one) for one in sorted(executor.loaded_adapters)),
     )
 
 
@@ -157,6 +159,7 @@ class PureLine:
         cache_salt: str = "",
         tenant: str = "",
         tenant_weight: float = 0.0,
+        adapter_digest: str = "",
         **params: Any,
     ) -> Request:
         self._num_requests += 1
@@ -171,6 +174,7 @@ class PureLine:
             images=images,
             cache_salt=cache_salt,
             tenant=Tenant(tenant, tenant_weight),
+            adapter_digest=adapter_digest,
         )
         self.outputs[request.request_id] = []
         self.ends[request.request_id] = []

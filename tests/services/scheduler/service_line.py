@@ -127,15 +127,18 @@ def token_submission(
     *,
     external_id: str = "",
     cache_salt: str = "",
+    adapter: str = "",
+    adapter_digest: str = "",
     **params: Any,
 ) -> TokenSubmission:
     request = scheduler_pb2.TokenRequest(
         prompt_token_ids=prompt,
         external_id=external_id,
         cache_salt=cache_salt,
+        adapter=adapter,
         sampling_params=common_pb2.SamplingParams(**params),
     )
-    return TokenSubmission(request_id=number, request=request, resume_token_ids=resume)
+    return TokenSubmission(request_id=number, request=request, resume_token_ids=resume, adapter_digest=adapter_digest)
 
 
 def generate_request(*args: Any, **kwargs: Any) -> scheduler_pb2.SchedulerServiceGenerateRequest:

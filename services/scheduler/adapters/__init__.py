@@ -1,0 +1,1 @@
+"""The feature that computes requests with low-rank adapters (LoRA)."""

@@ -1,0 +1,339 @@
+"""The adapters of the service: which there are, on which executors they are loaded, and the requests that need them.
+
+A request is pinned to the contents (the digest) that its adapter's name stands for when it arrives. Before it waits for
+a step, the executors have the adapter in memory, so that a step never waits for a disk.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from weakref import WeakSet
+
+import grpc
+
+from pagewire.services.scheduler.adapters.names import Missing, check_name, is_name
+from pagewire.services.scheduler.adapters.registry import Registry
+from pagewire.services.scheduler.adapters.slots import AdapterSlots
+from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
+from pagewire.services.scheduler.values.executor_info import Adapter
+from pagewire.services.scheduler.values.request import Request
+from pagewire.v1 import admin_pb2
+from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire.rpc import RpcError
+
+logger = logging.getLogger(__name__)
+
+# Seconds in which tokenizer services resubmit requests after a restart, and executors connect, which know the adapters.
+_RESUBMITTED_S = 5.0
+# Seconds without a live request after which executors forget an adapter without a name. Requests of a tokenizer service
+# that restarts are not live for a moment.
+_UNUSED_S = 2 * _RESUBMITTED_S
+_LOOK_S = 1.0
+_RETRY_S = 0.1
+# Executors that may be lost while they load an adapter for a request.
+_MAX_LOSSES = 3
+
+
+class Adapters:
+    """Loads adapters on executors, and makes requests wait until theirs is loaded."""
+
+    def __init__(
+        self, drivers: Mapping[int, ReplicaDriver], wake: Callable[[], None], changed: Callable[[], None]
+    ) -> None:
+        """drivers: of all replicas, a live view. wake: called when there may be steps to decide. changed: called when
+        a name stands for something else."""
+        self.registry = Registry()
+        self._drivers = drivers
+        self._wake = wake
+        self._changed = changed
+        self._missing = Missing()
+        self._requests = WeakSet[Request]()  # with adapters
+        self._unused_since: dict[str, float] = {}  # retired digest -> time.monotonic()
+        self._learns_until = time.monotonic() + _RESUBMITTED_S
+        self._attached = asyncio.Event()  # set and replaced when an executor has connected
+        self._changing = asyncio.Lock()  # one change at a time
+        self._finding: dict[str, asyncio.Task[Adapter]] = {}  # by name
+        self._tasks = set[asyncio.Task[None]]()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def listed(self) -> Sequence[Adapter]:
+        """The adapters that requests may name."""
+        return self.registry.listed
+
+    @property
+    def waiting(self) -> Collection[str]:
+        """The digests of waiting requests."""
+        return {one.adapter_digest for one in self._requests if not one.is_finished and one.replica_id is None}
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def pin(self, submission: TokenSubmission) -> str:
+        """Returns the digest of the adapter of a request that arrives; empty: it names none. Raises RpcError
+        NOT_FOUND."""
+        name, digest = submission.request.adapter, submission.adapter_digest
+        if not name or digest:
+            return digest
+        if (adapter := self.registry.named(name)) is None:
+            raise _not_found(name)
+        return adapter.digest
+
+    async def prepare(self, request: Request) -> None:
+        """Returns when an executor can compute the request. Raises RpcError FAILED_PRECONDITION if the adapter is not
+        available any longer."""
+        self._requests.add(request)
+        num_losses = 0
+        while num_losses < _MAX_LOSSES:
+            adapter = await self._of_digest(request.adapter_digest)
+            able = self._able()
+            outcomes = await asyncio.gather(*(self._load_at(one, adapter) for one in able), return_exceptions=True)
+            if None in outcomes:
+                return
+            for outcome in outcomes:
+                if not isinstance(outcome, grpc.aio.AioRpcError):
+                    assert isinstance(outcome, BaseException)
+                    raise outcome
+                if outcome.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise _gone(f"adapter {adapter.name} cannot be used any longer: {outcome.details()}")
+            num_losses += bool(outcomes)
+            await asyncio.sleep(_RETRY_S)
+        raise RpcError(
+            grpc.StatusCode.INTERNAL,
+            f"the executor was lost {_MAX_LOSSES} times in a row while it loaded the adapter of this request; see the "
+            "executor's log for the cause",
+        )
+
+    async def _of_digest(self, digest: str) -> Adapter:
+        """Returns the adapter with these contents. After a start, it waits for executors that may have it."""
+        while (adapter := self.registry.of_digest(digest)) is None or not self._able():
+            left = self._learns_until - time.monotonic()
+            if left <= 0 and self._is_served:
+                if adapter is None:
+                    raise _gone("the adapter of this request is not available any longer; send the request again")
+                raise _unserved()
+            attached = self._attached
+            with suppress(TimeoutError):
+                await asyncio.wait_for(attached.wait(), left if left > 0 else None)
+        return adapter
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    async def find(self, name: str) -> Adapter:
+        """Returns what a name stands for. An unknown one is looked for in the directory of the executors, and loaded.
+        Raises RpcError NOT_FOUND, or UNAVAILABLE."""
+        if (adapter := self.registry.named(name)) is not None:
+            return adapter
+        if not is_name(name) or name in self._missing:
+            raise _not_found(name)
+        if (finding := self._finding.get(name)) is None:
+            finding = self._finding[name] = asyncio.create_task(self._find(name), name="find adapter")
+            finding.add_done_callback(lambda _: self._finding.pop(name))
+        return await asyncio.shield(finding)
+
+    async def _find(self, name: str) -> Adapter:
+        async with self._changing:
+            if (adapter := self.registry.named(name)) is not None:
+                return adapter
+            if not (able := self._able()):
+                if self._is_served:
+                    raise _not_found(name)
+                raise _unavailable()
+            wanted = Adapter(name, number=self.registry.next_number)
+            try:
+                found = await able[0].client.load_adapter(wanted)
+            except grpc.aio.AioRpcError as error:
+                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+                    self._missing.add(name)
+                    raise _not_found(name) from error
+                raise _of_executor(error) from error
+            found = await self._load_on_all(found)
+            self._put(found)
+            return found
+
+    async def load(
+        self, request: admin_pb2.AdminServiceLoadAdapterRequest
+    ) -> admin_pb2.AdminServiceLoadAdapterResponse:
+        """Loads an adapter on all executors, or on none; continues if the caller disconnects. Raises RpcError."""
+        if not request.path:
+            adapter = await self.find(request.name)
+        else:
+            check_name(request.name)
+            adapter = await asyncio.shield(asyncio.create_task(self._load(request), name="load adapter"))
+        return admin_pb2.AdminServiceLoadAdapterResponse(adapter=convert.from_adapter(adapter))
+
+    async def _load(self, request: admin_pb2.AdminServiceLoadAdapterRequest) -> Adapter:
+        async with self._changing:
+            wanted = Adapter(request.name, request.path, number=self.registry.next_number)
+            adapter = await self._load_on_all(wanted)
+            current = self.registry.named(request.name)
+            if current is not None and current.digest != adapter.digest and not request.replaces:
+                await self._drop(adapter.digest)
+                raise RpcError(
+                    grpc.StatusCode.ALREADY_EXISTS,
+                    f"the adapter {request.name!r} has already been loaded, with other contents; unload it first, or "
+                    "ask for its replacement",
+                )
+            self._put(adapter)
+            logger.info("adapter %s (%s) is loaded from %s", adapter.name, adapter.digest[:12], adapter.path)
+            return adapter
+
+    async def unload(
+        self, request: admin_pb2.AdminServiceUnloadAdapterRequest
+    ) -> admin_pb2.AdminServiceUnloadAdapterResponse:
+        """Takes a name away; its contents go when no request needs them any longer. Raises RpcError NOT_FOUND."""
+        async with self._changing:
+            if (adapter := self.registry.remove(request.name)) is None:
+                raise _not_found(request.name)
+            logger.info("adapter %s (%s) is unloaded", adapter.name, adapter.digest[:12])
+            self._on_change()
+        return admin_pb2.AdminServiceUnloadAdapterResponse()
+
+    def _put(self, adapter: Adapter) -> None:
+        self.registry.put(adapter)
+        self._missing.discard(adapter.name)
+        self._on_change()
+
+    def _on_change(self) -> None:
+        self._changed()
+        if self._sweeping is None and self.registry.retired:
+            self._sweeping = asyncio.create_task(self._sweep(), name="unload adapters")
+
+    # -- executors ---------------------------------------------------------------------------------------------------
+
+    def on_attached(self, driver: ReplicaDriver) -> None:
+        """Takes in what an executor reports, and gives it what it lacks; requests with these adapters go there when it
+        has them."""
+        info = driver.replica.info
+        assert info is not None
+        if self.registry.note(info.adapters):
+            self._on_change()
+        attached, self._attached = self._attached, asyncio.Event()
+        attached.set()
+        for other in self._able():
+            lacking = [one for one in self.registry.known if not _slots_of(other).has_loaded(one.digest)]
+            if lacking and (other is driver or info.adapters):
+                task = asyncio.create_task(self._give(other, lacking), name="give adapters")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _give(self, driver: ReplicaDriver, adapters: Sequence[Adapter]) -> None:
+        """Loads adapters on an executor that lacks them."""
+        for adapter in adapters:
+            try:
+                await self._load_at(driver, adapter)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    return  # it is given them when it is back
+                logger.warning(
+                    "the executor at %s lacks adapter %s, so requests with it run elsewhere: %s",
+                    driver.address,
+                    adapter.name,
+                    error.details(),
+                )
+
+    async def _load_at(self, driver: ReplicaDriver, adapter: Adapter) -> None:
+        """Loads an adapter on one executor. Raises grpc.aio.AioRpcError."""
+        slots = _slots_of(driver)
+        try:
+            await driver.client.load_adapter(adapter)
+        except grpc.aio.AioRpcError:
+            slots.on_lacking(adapter.digest)
+            raise
+        slots.on_loaded(adapter.digest)
+        self._wake()
+
+    async def _load_on_all(self, wanted: Adapter) -> Adapter:
+        """Loads an adapter on all executors, or on none. Raises RpcError."""
+        if not (able := self._able()):
+            raise _unserved() if self._is_served else _unavailable()
+        of_each = [_slots_of(driver) for driver in able]
+        answers = await asyncio.gather(*(one.client.load_adapter(wanted) for one in able), return_exceptions=True)
+        loaded = {answer.digest: answer for answer in answers if isinstance(answer, Adapter)}
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if not errors and len(loaded) == 1:
+            for slots in of_each:
+                slots.on_loaded(next(iter(loaded)))
+            return next(iter(loaded.values()))
+        for digest in loaded:
+            await self._drop(digest)
+        if errors:
+            raise _of_executor(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
+        what = f"executors found different contents at {wanted.path}; give all of them the same files"
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("path", what)])
+
+    async def _drop(self, digest: str) -> None:
+        """Makes all executors forget contents, unless they were known before."""
+        if self.registry.of_digest(digest) is None:
+            await self._forget(digest)
+
+    async def _forget(self, digest: str) -> None:
+        able = self._able()
+        for driver in able:
+            _slots_of(driver).forget(digest)
+        await asyncio.gather(*(driver.client.unload_adapter(digest) for driver in able), return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        """Makes executors forget adapters without a name that no request has needed for a while."""
+        try:
+            while retired := self.registry.retired:
+                now = time.monotonic()
+                needed = {one.adapter_digest for one in self._requests if not one.is_finished}
+                self._unused_since = {one: self._unused_since.get(one, now) for one in retired - needed}
+                for digest in [one for one, since in self._unused_since.items() if now - since >= _UNUSED_S]:
+                    async with self._changing:
+                        if digest in self.registry.retired:
+                            self.registry.forget(digest)
+                            await self._forget(digest)
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            self._sweeping = None
+
+    def _able(self) -> list[ReplicaDriver]:
+        """Returns the drivers of the executors with slots."""
+        return [one for one in self._drivers.values() if one.has_executor and _slots_of(one).num_slots]
+
+    @property
+    def _is_served(self) -> bool:
+        return any(driver.has_executor for driver in self._drivers.values())
+
+    def stop(self) -> None:
+        for task in (*self._tasks, *self._finding.values(), *filter(None, [self._sweeping])):
+            task.cancel()
+
+
+def _slots_of(driver: ReplicaDriver) -> AdapterSlots:
+    slots = driver.replica.slots
+    assert isinstance(slots, AdapterSlots)
+    return slots
+
+
+def _not_found(name: str) -> RpcError:
+    return RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {name!r} does not exist")
+
+
+def _unserved() -> RpcError:
+    return RpcError(
+        grpc.StatusCode.FAILED_PRECONDITION, "the executors serve no adapters; start them with --enable-lora"
+    )
+
+
+def _unavailable() -> RpcError:
+    return RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is available to load an adapter; try again later")
+
+
+def _gone(what: str) -> RpcError:
+    return RpcError(grpc.StatusCode.FAILED_PRECONDITION, what)
+
+
+def _of_executor(error: grpc.aio.AioRpcError) -> RpcError:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return _unserved()
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return RpcError.from_call(error)
+    return RpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"an executor was lost while it loaded the adapter ({error.details()}); nothing has changed, try again",
+    )

@@ -1,0 +1,282 @@
+"""Adapters in the service: names, loading on all executors, pinned contents, recovery."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pagewire.services.scheduler.adapters import adapters as module
+from pagewire.v1 import admin_pb2, admin_pb2_grpc
+from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
+from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
+from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
+
+VOCAB = 1000
+FILES = {"/a": "aa", "/b": "bb", "/bad": "bad", "found": "ff"}
+
+
+def executor(
+    adapters: dict[str, str] | None = None, *, files: dict[str, str] = FILES, **options: Any
+) -> FakeExecutorServicer:
+    return FakeExecutorServicer(
+        lambda: FakeExecutor(max_adapters=2), adapters=adapters, adapter_files=dict(files), **options
+    )
+
+
+def output(digest: str, prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 5) -> list[int]:
+    return expected_output(prompt, max_tokens, vocab_size=VOCAB, adapter_digest=digest)
+
+
+async def generate(line: ServiceLine, adapter: str) -> list[int]:
+    token_ids: list[int] = []
+    async for response in line.stub.Generate(generate_request([1, 2, 3], adapter=adapter, max_tokens=5)):
+        token_ids += response.token_ids
+    return token_ids
+
+
+async def generate_linked(line: ServiceLine, *submissions: TokenSubmission) -> Collected:
+    call, collected = line.link.Connect(), Collected()
+    collected.add(await call.read())
+    await call.write(SchedulerLinkServiceConnectRequest(requests=submissions))
+    await collected.read_until_finished(call, *(one.request_id for one in submissions))
+    call.cancel()
+    return collected
+
+
+def admin(line: ServiceLine) -> admin_pb2_grpc.AdminServiceStub:
+    return admin_pb2_grpc.AdminServiceStub(line.channel)
+
+
+async def load(line: ServiceLine, name: str, path: str, *, replaces: bool = False) -> Any:
+    request = admin_pb2.AdminServiceLoadAdapterRequest(name=name, path=path, replaces=replaces)
+    return (await admin(line).LoadAdapter(request)).adapter
+
+
+async def unload(line: ServiceLine, name: str) -> None:
+    await admin(line).UnloadAdapter(admin_pb2.AdminServiceUnloadAdapterRequest(name=name))
+
+
+async def has_unloaded(executor: FakeExecutorServicer) -> None:
+    """Waits until the executor was told to forget an adapter."""
+    async with asyncio.timeout(10):
+        await executor.has_unloaded.wait()
+
+
+async def names(line: ServiceLine) -> list[str]:
+    return [adapter.name for adapter in (await line.load()).model_info.adapters]
+
+
+async def test_adapters_of_flags_are_served_by_name(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor({"x": "xx", "y": "yy"})).running() as line:
+        await line.wait_for_executors(1)
+        assert await names(line) == ["x", "y"]
+        outputs = await asyncio.gather(*(generate(line, name) for name in ("x", "y", "", "x")))
+        assert outputs == [output("xx"), output("yy"), output(""), output("xx")]
+        assert {new.adapter_slot for new in line.executor.new_requests} == {0, 1, 2}
+
+
+async def test_the_executor_has_an_adapter_in_memory_before_its_request_enters(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor({"x": "xx"})).running() as line:
+        await line.wait_for_executors(1)
+        line.executor.may_load_adapter.clear()
+        waiting = asyncio.create_task(generate(line, "x"))
+        assert await generate(line, "") == output("")  # others go on
+        assert line.executor.adapter_loads[0].digest == "xx" and not waiting.done()
+        line.executor.may_load_adapter.set()
+        assert await waiting == output("xx")
+
+
+async def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor({"x": "xx"})).running() as line:
+        await line.wait_for_executors(1)
+        for name in ("other", "other", "../x", "/etc/passwd", "x" * 5000):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await generate(line, name)
+            assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        assert [one.name for one in line.executor.adapter_loads] == ["other"]  # not asked for it again
+
+
+async def test_an_adapter_of_the_directory_is_loaded_on_first_use(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor(), executor())
+    async with line.running():
+        await line.wait_for_executors(2)
+        outputs = await asyncio.gather(*(generate(line, "found") for _ in range(4)))
+        assert outputs == [output("ff")] * 4
+        assert await names(line) == ["found"]
+        assert all("ff" in one.executor.loaded_adapters for one in line.executors)
+
+
+async def test_a_line_without_adapters_knows_none(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, FakeExecutorServicer()).running() as line:
+        await line.wait_for_executors(1)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
+            await generate(line, "found")
+        with pytest.raises(grpc.aio.AioRpcError, match="--enable-lora") as raised:
+            await load(line, "x", "/a")
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_an_adapter_is_loaded_on_all_executors(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor(), executor())
+    async with line.running():
+        await line.wait_for_executors(2)
+        call, collected = line.link.Connect(), Collected()
+        collected.add(await call.read())
+        loaded = await load(line, "x", "/a")
+        assert (loaded.name, loaded.path, loaded.digest, loaded.rank) == ("x", "/a", "aa", 8)
+        collected.add(await call.read())
+        assert [[one.name for one in hello.adapters] for hello in collected.hellos] == [[], ["x"]]
+        assert all("aa" in one.adapters for one in line.executors)
+        assert await generate(line, "x") == output("aa")
+        assert (await load(line, "x", "/a")).digest == "aa"  # the same contents again
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "code", "message"),
+    [
+        ("x", "/nothing", grpc.StatusCode.NOT_FOUND, "nothing is at /nothing"),
+        ("x", "/bad", grpc.StatusCode.INVALID_ARGUMENT, "it is for another model"),
+        ("", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
+        ("../x", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
+        ("x\n", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
+        ("y", "/b", grpc.StatusCode.ALREADY_EXISTS, "already been loaded"),
+    ],
+)
+async def test_a_refusal_changes_nothing(
+    tmp_path: Path, name: str, path: str, code: grpc.StatusCode, message: str
+) -> None:
+    async with ServiceLine(tmp_path, executor({"y": "yy"})).running() as line:
+        await line.wait_for_executors(1)
+        with pytest.raises(grpc.aio.AioRpcError, match=message) as raised:
+            await load(line, name, path)
+        assert raised.value.code() is code
+        assert await names(line) == ["y"] and list(line.executor.adapters) == ["yy"]
+        assert await generate(line, "y") == output("yy")
+
+
+@pytest.mark.parametrize("other", [{}, {"/a": "bad"}, {"/a": "changed"}])
+async def test_all_executors_load_it_or_none(tmp_path: Path, other: dict[str, str]) -> None:
+    line = ServiceLine(tmp_path, executor(), executor(files=other))
+    async with line.running():
+        await line.wait_for_executors(2)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await load(line, "x", "/a")
+        assert not await names(line)
+        assert not any(one.adapters for one in line.executors)
+
+
+async def test_a_replaced_adapter_computes_its_requests_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_UNUSED_S", 0.0)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    async with ServiceLine(tmp_path, executor({"x": "xx"}, step_seconds=0.005)).running() as line:
+        await line.wait_for_executors(1)
+        call = aiter(line.stub.Generate(generate_request([1, 2, 3], adapter="x", max_tokens=60)))
+        token_ids = list((await anext(call)).token_ids)
+        await load(line, "x", "/b", replaces=True)
+        assert await generate(line, "x") == output("bb")
+        assert "xx" in line.executor.adapters
+        async for response in call:
+            token_ids += response.token_ids
+        assert token_ids == output("xx", max_tokens=60)
+        await has_unloaded(line.executor)
+        assert await generate(line, "x") == output("bb")
+
+
+async def test_an_unloaded_name_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNUSED_S", 0.0)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    line = ServiceLine(tmp_path, executor({"x": "xx"}), executor({"x": "xx"}))
+    async with line.running():
+        await line.wait_for_executors(2)
+        await unload(line, "x")
+        assert not await names(line)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
+            await generate(line, "x")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await unload(line, "x")
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        await asyncio.gather(*map(has_unloaded, line.executors))
+        # An executor that starts again with the flag does not bring the name back.
+        await line.kill_executor(0)
+        await line.wait_for_executors(1)
+        await line.start_executor(executor({"x": "xx"}))
+        await line.wait_for_executors(2)
+        assert not await names(line)
+
+
+async def test_a_new_executor_is_given_what_it_lacks(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor({"y": "yy"}), executor({"y": "yy"}))
+    async with line.running():
+        await line.wait_for_executors(2)
+        await load(line, "x", "/a")
+        for index in range(2):
+            await line.kill_executor(index)
+        await line.wait_for_executor(present=False)
+        await line.start_executor(executor({"y": "yy"}))
+        await line.wait_for_executors(1)
+        assert await generate(line, "x") == output("aa")
+        assert await generate(line, "y") == output("yy")
+
+
+async def test_a_later_scheduler_learns_from_the_executors(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor({"x": "xx"}), executor({"x": "xx"}))
+    for index in range(2):
+        await line.start_executor(index=index)
+    async with line.running(with_executor=False):
+        await line.wait_for_executors(2)
+        await load(line, "x", "/a", replaces=True)
+        later = ServiceLine(tmp_path, *line.executors, name="later")
+        async with later.running(with_executor=False):
+            await later.wait_for_executors(2)
+            assert [one.digest for one in (await later.load()).model_info.adapters] == ["aa"]
+            # A request that began with the contents before goes on with them.
+            resumed = token_submission(1, [1, 2, 3], output("xx")[:2], adapter="x", adapter_digest="xx", max_tokens=5)
+            collected = await generate_linked(later, resumed)
+            assert collected.token_ids[1] == output("xx")[2:]
+            assert await generate(later, "x") == output("aa")
+
+
+async def test_requests_wait_for_executors_that_may_have_their_adapter(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor({"x": "xx"}))
+    await line.start_executor()
+    line.executor.loaded.clear()
+    async with line.running(with_executor=False):
+        waiting = asyncio.create_task(generate_after_hello(line))
+        await line.executor.asked.wait()
+        line.executor.loaded.set()
+        assert await waiting == output("xx")
+
+
+async def generate_after_hello(line: ServiceLine) -> list[int]:
+    submission = token_submission(1, [1, 2, 3], adapter="x", adapter_digest="xx", max_tokens=5)
+    return (await generate_linked(line, submission)).token_ids[1]
+
+
+async def test_contents_that_are_gone_end_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never another adapter."""
+    monkeypatch.setattr(module, "_RESUBMITTED_S", 0.0)
+    async with ServiceLine(tmp_path, executor({"x": "xx"})).running() as line:
+        await line.wait_for_executors(1)
+        collected = await generate_linked(
+            line, token_submission(1, [1, 2, 3], adapter="x", adapter_digest="gone", max_tokens=5)
+        )
+        assert collected.errors[1].code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
+        assert not collected.token_ids[1]
+
+
+async def test_a_name_for_a_linked_request_without_contents_is_resolved(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor({"x": "xx"})).running() as line:
+        await line.wait_for_executors(1)
+        collected = await generate_linked(
+            line,
+            token_submission(1, [1, 2, 3], adapter="x", max_tokens=5),
+            token_submission(2, [1, 2, 3], adapter="z", max_tokens=5),
+        )
+        assert collected.token_ids[1] == output("xx")
+        assert collected.errors[2].code == grpc.StatusCode.NOT_FOUND.value[0]
