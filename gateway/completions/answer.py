@@ -69,7 +69,7 @@ class CompletionAnswer:
         """Writes the prompts, if they are echoed."""
         for generation, echo in zip(generations, self._echoes, strict=False):
             self._writer.chunk(
-                out, CompletionChunkChoice(index=generation.index, text=echo), usage, version=generation.weights_version
+                out, CompletionChunkChoice(index=generation.index, text=echo), usage, version=generation.version
             )
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
@@ -77,7 +77,7 @@ class CompletionAnswer:
             text, logprobs = self._echo(generation, (generation,))
             self._echo_sizes[generation.index] = len(text)
             choice = CompletionChunkChoice(generation.index, text, logprobs)
-            self._writer.chunk(out, choice, usage, version=generation.weights_version)
+            self._writer.chunk(out, choice, usage, version=generation.version)
         if not self._has_output:
             output = _end_of(output)
         if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
@@ -91,12 +91,12 @@ class CompletionAnswer:
                 is_first = generation.index not in self._prompts_sent
                 choice.prompt_token_ids = generation.prompt_token_ids if is_first else UNSET
                 self._prompts_sent.add(generation.index)
-            self._writer.chunk(out, choice, usage, version=generation.weights_version)
+            self._writer.chunk(out, choice, usage, version=generation.version)
         if output.finish_reason:
             choice = CompletionChunkChoice(
                 index=generation.index, text="", finish_reason=finish_reason(output), stop_reason=stop_reason(output)
             )
-            self._writer.chunk(out, choice, usage, version=generation.weights_version)
+            self._writer.chunk(out, choice, usage, version=generation.version)
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
         self._writer.end(out, usage, metrics=self._head.metrics)

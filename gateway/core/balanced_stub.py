@@ -8,7 +8,11 @@ import grpc
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.v1 import inference_pb2
-from pagewire.v1.admin_pb2 import ReplaceWeightsResponse
+from pagewire.v1.admin_pb2 import (
+    AdminServiceLoadAdapterResponse,
+    AdminServiceUnloadAdapterResponse,
+    ReplaceWeightsResponse,
+)
 from pagewire.wire.streams import ResubmittingLink
 
 AWAY = "the tokenizer service cannot be reached; try again"
@@ -44,7 +48,9 @@ class InferenceStub(Protocol):
 class AdminStub(Protocol):
     """The methods of `AdminService` that the gateway calls."""
 
+    LoadAdapter: Method[AdminServiceLoadAdapterResponse]
     ReplaceWeights: Method[ReplaceWeightsResponse]
+    UnloadAdapter: Method[AdminServiceUnloadAdapterResponse]
 
 
 class BalancedStub:

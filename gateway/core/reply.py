@@ -31,6 +31,7 @@ class PendingChoice(LinkedRequest):
     """One choice of a reply: its request, and the output so far."""
 
     __slots__ = (
+        "adapter_digest",
         "cached_tokens",
         "index",
         "prompt_logprobs",
@@ -53,6 +54,13 @@ class PendingChoice(LinkedRequest):
         self.token_ids: list[int] = []
         self.usage = common_pb2.Usage()  # up to the latest output
         self.weights_version = ""  # of the weights that generate its tokens; "" = unknown
+        self.adapter_digest = ""  # of the adapter that does, if the request names one
+
+    @property
+    def version(self) -> str:
+        """The version of the weights that generate its tokens, and the digest of their adapter; "" = unknown."""
+        digest = self.adapter_digest[:12]
+        return f"{self.weights_version}+{digest}" if digest else self.weights_version
 
     def to_submit(self) -> "Submission":
         return Submission(self, resumes=self.was_sent or bool(self.prompt_token_ids))
@@ -75,6 +83,9 @@ class PendingChoice(LinkedRequest):
         if response.weights_version:
             self.weights_version = response.weights_version
             response.ClearField("weights_version")
+        if response.adapter_digest:
+            self.adapter_digest = response.adapter_digest
+            response.ClearField("adapter_digest")
         if response.HasField("prompt_logprobs"):
             self.prompt_logprobs = PromptLogprobs()
             self.prompt_logprobs.CopyFrom(response.prompt_logprobs)
@@ -123,6 +134,7 @@ class Submission(NamedTuple):
                 message.request.token_ids.ids[:] = choice.prompt_token_ids
             message.resume_token_ids[:] = choice.token_ids
             message.weights_version = choice.weights_version
+            message.adapter_digest = choice.adapter_digest
 
 
 def _has_images(request: GenerateRequest) -> bool:

@@ -60,8 +60,8 @@ def stop_reason(response: ChoiceOutput) -> StopReason:
 
 
 def fingerprint(generations: Sequence[PendingChoice]) -> str | None:
-    """Returns the version of the weights that generated the choices, or None if it is unknown.
+    """Returns the version of the weights (and adapter) that generated the choices, or None if it is unknown.
 
     Choices that began while weights were replaced may have several versions.
     """
-    return ",".join(dict.fromkeys(one.weights_version for one in generations if one.weights_version)) or None
+    return ",".join(dict.fromkeys(one.version for one in generations if one.version)) or None

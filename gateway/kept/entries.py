@@ -29,7 +29,7 @@ def encode_entry(choices: Sequence[PendingChoice], outputs: ChoiceOutputs, with_
         if index not in with_prompt and choice.prompt_token_ids:
             with_prompt.add(index)
             message.prompt_token_ids[:] = choice.prompt_token_ids
-            message.weights_version = choice.weights_version
+            message.weights_version, message.adapter_digest = choice.weights_version, choice.adapter_digest
             if choice.prompt_logprobs is not None:
                 message.prompt_logprobs.CopyFrom(choice.prompt_logprobs)
         entry.append((index, message.SerializeToString()))

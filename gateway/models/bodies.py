@@ -40,8 +40,8 @@ class Model(Body, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["pagewire"] = "pagewire"
-    root: str
-    parent: None = None
+    root: str  # of an adapter: its path
+    parent: str | None = None  # of an adapter: the model that it adapts
     max_model_len: int | None
     default_sampling_params: dict[str, float]  # of requests that name none; those that are missing are OpenAI's
     default_sampling_source: str  # where they come from, in words; "" if they are all OpenAI's

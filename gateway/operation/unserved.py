@@ -11,6 +11,7 @@ from pagewire.gateway.core.reading.json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
+_ADAPTERS = "see /v1/load_lora_adapter and /v1/unload_lora_adapter"
 _CACHES = "clients cannot empty caches; restart the server, or separate requests with cache_salt"
 _MODELS = "the models are those that the server was started with; see /v1/models"
 _SCALE = "the deployment starts and stops executors"
@@ -52,8 +53,8 @@ UNSERVED: Mapping[str, str] = {
     "/is_scaling_elastic_ep": _SCALE,
     "/is_sleeping": "executors do not sleep",
     "/kv_event_sources": "events of the KV cache are not published",
-    "/load_lora_adapter": "LoRA adapters are not supported",
-    "/load_lora_adapter_from_tensors": "LoRA adapters are not supported",
+    "/load_lora_adapter": _ADAPTERS,
+    "/load_lora_adapter_from_tensors": "adapters are loaded from files; see /v1/load_lora_adapter",
     "/open_session": "the server has no sessions; the prefix cache finds earlier turns",
     "/parse_function_call": "calls are parsed as they are generated; see tools of /v1/chat/completions",
     "/pause": "generation cannot be paused",
@@ -77,7 +78,7 @@ UNSERVED: Mapping[str, str] = {
     "/start_profile": "use the profilers in the benchmarks folder",
     "/start_weight_update": _WEIGHTS,
     "/stop_profile": "use the profilers in the benchmarks folder",
-    "/unload_lora_adapter": "LoRA adapters are not supported",
+    "/unload_lora_adapter": _ADAPTERS,
     "/update_weight_version": _WEIGHTS,
     "/update_weights": _WEIGHTS,
     "/update_weights_from_distributed": _WEIGHTS,
@@ -97,12 +98,10 @@ UNSERVED: Mapping[str, str] = {
     "/v1/images/edits": "no served model generates images",
     "/v1/images/generations": "no served model generates images",
     "/v1/images/variations": "no served model generates images",
-    "/v1/load_lora_adapter": "LoRA adapters are not supported",
     "/v1/moderations": "see /v1/classify, with a model that classifies",
     "/v1/realtime": "no served model handles audio",
     "/v1/systemone": "see /v1/chat/completions",
     "/v1/threads": "see /v1/chat/completions",
-    "/v1/unload_lora_adapter": "LoRA adapters are not supported",
     "/v1/vector_stores": "vectors are computed, not stored; see /v1/embeddings",
     "/v1/videos": "no served model generates images",
     "/vertex_generate": "call the route that you need",

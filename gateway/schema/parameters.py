@@ -17,7 +17,7 @@ from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.schema.unsupported import REFUSED, UNSUPPORTED, refused_names
 
-MODEL = "A served model; unset: the first one."
+MODEL = "A served model or an adapter; unset: the first model."
 LABEL = "A label that does not change the answer."
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]

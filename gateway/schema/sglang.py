@@ -29,6 +29,7 @@ class SglangParameters(BoundedModel):
     )
     regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
     ebnf: str | None = field("executor", "A grammar in GBNF or Lark.")
+    lora_path: str | None = field("tokenizer", "The name of an adapter, as `model`; it counts if both are given.")
 
     @model_validator(mode="after")
     def _by_our_names(self) -> Any:
@@ -38,4 +39,6 @@ class SglangParameters(BoundedModel):
             if getattr(self, ours) is not None:
                 raise ApiError(400, f"{name} and {ours} are the same parameter: give one of them", param=name)
             setattr(self, ours, value)
+        if self.lora_path:
+            setattr(self, "model", self.lora_path)  # noqa: B010 - a field of the bodies
         return self

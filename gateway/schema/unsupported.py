@@ -40,7 +40,7 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "kv_transfer_params": Refused(_ONE_PLACE),
     "logprob_token_ids": Refused("request more alternatives (logprobs), or score a text (echo)", ([],)),
     "logits_processors": Refused(_CODE, ([],)),
-    "lora_path": Refused("LoRA adapters are not supported"),
+    "lora_path": Refused("name the adapter as the model"),
     "max_dynamic_patch": Refused(_IMAGES),
     "media_io_kwargs": Refused(_IMAGES),
     "min_dynamic_patch": Refused(_IMAGES),

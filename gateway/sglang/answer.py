@@ -65,7 +65,7 @@ class NativeAnswer:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
-            weight_version=generation.weights_version or "default",
+            weight_version=generation.version or "default",
             e2e_latency=time.monotonic() - self._started,
         )
         if self._has_logprobs:

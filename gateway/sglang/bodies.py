@@ -102,6 +102,7 @@ class NativeGenerateRequest(Parameters):
         "With `--scheduling-policy priority`: requests with a lower value run first. Otherwise, only 0 is accepted.",
         0,
     )
+    lora_path: str | None = field("tokenizer", "The name of an adapter.")
     log_metrics: bool | None = field("gateway", "Ignored: metrics count all requests.", True)
 
     @model_validator(mode="after")

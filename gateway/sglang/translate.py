@@ -22,6 +22,7 @@ def completion_body(body: NativeGenerateRequest) -> dict[str, Any]:
         "structured_outputs": None if tag is None else {"structural_tag": tag},
         "cache_salt": body.cache_salt,
         "priority": body.priority,
+        "lora_path": body.lora_path,
         "max_tokens": MAX_NEW_TOKENS,
     }
     return given | {_NAMES.get(name, name): value for name, value in params.items()}

@@ -22,6 +22,7 @@ from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
+from pagewire.services.tokenizer.served_models import ServedModels
 from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
 from pagewire.services.tokenizer.templates.turns import fit_turns
@@ -121,7 +122,7 @@ def make_generator(config: TokenizerConfig, pool: TokenizerPool, link: Scheduler
     try:
         disables_whitespace = values.disables_whitespace(config.structured_outputs_config)
         reading = ParsedReading(make_parsers(config, pool), json_has_whitespace=not disables_whitespace)
-        return TextGenerator(pool, link, served_names(config), reading, defaults)
+        return TextGenerator(pool, link, ServedModels(link, served_names(config)), reading, defaults)
     except ValueError as error:
         raise StartupError(f"no tokenizer: {error}") from error
 
@@ -172,7 +173,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         if server is servers[0] or config.public_admin:
-            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind), ACCOUNTS)
+            server.add_admin("tokenizer", behind, link.describe, replace_behind(behind), ACCOUNTS, generator.models)
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

@@ -22,6 +22,8 @@ class Received:
     # Tokens that an earlier attempt at this request has delivered, and the version of the weights that made them.
     resume_token_ids: Sequence[int] = ()
     weights_version: str = ""
+    # Digest of the adapter that made them; empty: the model names none, or any contents of that name will do.
+    adapter_digest: str = ""
     # An earlier attempt at this request was admitted, so it is not refused if too many wait.
     resubmitted: bool = False
 
@@ -44,5 +46,6 @@ class Received:
             deadline_of(submission.context),
             submission.resume_token_ids,
             submission.weights_version,
+            submission.adapter_digest,
             submission.resubmitted,
         )

@@ -1,7 +1,6 @@
 """The observation of one generation: its span, its metrics, and where its time went."""
 
 import time
-from collections.abc import Sequence
 from weakref import WeakSet
 
 import grpc
@@ -24,12 +23,12 @@ ACCOUNTS = Accounts(lambda: list(_unended))
 class Record:
     """Observes a request from its arrival, which is now, to its end."""
 
-    def __init__(self, received: Received, served_model_names: Sequence[str]) -> None:
+    def __init__(self, received: Received, model: str) -> None:
+        """model: the name for metrics; clients may send any, and each would add a time series."""
         self.arrived = time.monotonic()
         request = received.request
         self._operation = "chat" if request.WhichOneof("prompt") == "chat" else "text_completion"
-        # Clients may send any name; each one that is not served would add a time series.
-        self._model = request.model if request.model in served_model_names else served_model_names[0]
+        self._model = model
         self.span = Span(f"{self._operation} {self._model}", Trace.of(received.context), serves=True)
         self._request_id, self._tenant = request.request_id, received.context.tenant
         self._submitted: float | None = None

@@ -13,7 +13,7 @@ from pagewire.services.tokenizer import stats
 from pagewire.services.tokenizer.affinity import affinity_of
 from pagewire.services.tokenizer.received import Received
 from pagewire.v1 import scheduler_link_pb2
-from pagewire.v1.common_pb2 import FinishReason, Logprobs, ModelInfo, Vector
+from pagewire.v1.common_pb2 import Adapter, FinishReason, Logprobs, ModelInfo, Vector
 from pagewire.v1.scheduler_link_pb2 import (
     SchedulerLinkServiceConnectRequest,
     SchedulerLinkServiceConnectResponse,
@@ -114,7 +114,8 @@ class SchedulerLink(
         seconds without progress after which a scheduler counts as hung; 0 = never."""
         super().__init__("scheduler", discovery, connect, recovery_timeout)
         self._hang_timeout = hang_timeout
-        self._model_info: ModelInfo | None = None
+        self._model_info: ModelInfo | None = None  # without adapters
+        self.adapters: dict[str, Adapter] = {}  # that requests may name, by name
         self._differs: set[str] = set()  # addresses that a warning was logged for
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)
 
@@ -130,7 +131,7 @@ class SchedulerLink(
         self, peer: Peer[Any, SchedulerLinkServiceConnectResponse], message: SchedulerLinkServiceConnectResponse
     ) -> None:
         """Refuses a scheduler that serves another model than the others, as they are interchangeable."""
-        if message.hello == self._model_info or not self.is_up:
+        if _without_adapters(message.hello) == self._model_info or not self.is_up:
             self._differs.discard(peer.address)
             return
         if peer.address not in self._differs:
@@ -213,6 +214,15 @@ class SchedulerLink(
             raise ValueError(f"the scheduler announced {start} tokens and sent {len(token_ids)}")
 
     def _on_hello(self, model_info: ModelInfo) -> None:
+        self.adapters = {adapter.name: adapter for adapter in model_info.adapters}
+        model_info = _without_adapters(model_info)
         if model_info != self._model_info:
             logger.info("%s is served, max_model_len %d", model_info.model, model_info.max_model_len)
         self._model_info = model_info
+
+
+def _without_adapters(model_info: ModelInfo) -> ModelInfo:
+    copy = ModelInfo()
+    copy.CopyFrom(model_info)
+    copy.ClearField("adapters")
+    return copy

@@ -200,6 +200,9 @@ class FakeTokenizer(
         self.tenants: list[tenants.Tenant] = []  # of vector calls and searches
         self.replacements: list[admin_pb2.ReplaceWeightsRequest] = []
         self.weights_problem: RpcError | None = None
+        self.adapters: dict[str, common_pb2.Adapter] = {}
+        self.adapter_calls: list[object] = []
+        self.adapter_problem: RpcError | None = None
         self.breaks_replacement = False  # loses the connection during the next one
         self.more_metrics = ""  # lines of every service
         self.weights_version = ""  # of those that answer
@@ -296,7 +299,7 @@ class FakeTokenizer(
         return live
 
     def _check_model(self, model: str) -> None:
-        if model and model not in self.models:
+        if model and model not in (*self.models, *self.adapters):
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
 
     def _step(self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> list[NumberedResponse]:
@@ -309,6 +312,8 @@ class FakeTokenizer(
             response = one.advance(self.tokens_per_step)
             if response.prompt_token_ids:
                 response.weights_version = self.weights_version
+                if (adapter := self.adapters.get(one.request.model)) is not None:
+                    response.adapter_digest = adapter.digest
             responses.append(NumberedResponse(number=number, response=response))
             if response.finish_reason:
                 del live[number]
@@ -406,10 +411,32 @@ class FakeTokenizer(
                 )
                 for name in self.models
             ]
+            + [
+                inference_pb2.Model(id=name, root=adapter.path, parent=self.models[0])
+                for name, adapter in self.adapters.items()
+            ]
         )
 
     async def GetStatus(self, request, context) -> admin_pb2.GetStatusResponse:
         return self.status
+
+    async def LoadAdapter(self, request, context) -> admin_pb2.AdminServiceLoadAdapterResponse:
+        self.adapter_calls.append(request)
+        if self.adapter_problem is not None:
+            raise self.adapter_problem
+        if request.path:
+            self.adapters[request.name] = common_pb2.Adapter(
+                name=request.name, path=request.path, digest="0123456789abcdef", rank=8, base_model="base"
+            )
+        elif request.name not in self.adapters:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {request.name!r} does not exist")
+        return admin_pb2.AdminServiceLoadAdapterResponse(adapter=self.adapters[request.name])
+
+    async def UnloadAdapter(self, request, context) -> admin_pb2.AdminServiceUnloadAdapterResponse:
+        self.adapter_calls.append(request)
+        if self.adapters.pop(request.name, None) is None:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {request.name!r} does not exist")
+        return admin_pb2.AdminServiceUnloadAdapterResponse()
 
     async def ReplaceWeights(self, request, context) -> admin_pb2.ReplaceWeightsResponse:
         self.replacements.append(request)

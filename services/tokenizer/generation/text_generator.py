@@ -41,6 +41,7 @@ from pagewire.services.tokenizer.prompts.truncation import room_for, truncated
 from pagewire.services.tokenizer.received import Received
 from pagewire.services.tokenizer.record import Record
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink, SubmittedRequest, TokenListener
+from pagewire.services.tokenizer.served_models import ServedModels
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import common_pb2, inference_pb2
@@ -61,6 +62,7 @@ class PreparedRequest:
     params: common_pb2.SamplingParams
     options: OutputOptions
     prompt: Prompt
+    adapter: common_pb2.Adapter | None  # with the contents that compute all of its tokens
     affinity: Affinity | None  # to requests that should go to the same scheduler
 
 
@@ -71,14 +73,14 @@ class TextGenerator:
         self,
         pool: TokenizerPool,
         link: SchedulerLink,
-        served_model_names: tuple[str, ...],
+        models: ServedModels,
         reading: OutputReading,
         defaults: RequestDefaults,
     ) -> None:
         """Raises UnsupportedDecoderError."""
         self.pool = pool
         self.link = link
-        self.served_model_names = served_model_names
+        self.models = models
         self.defaults = defaults
         self.live = LiveGenerations(link)
         self.draining = Draining()
@@ -92,14 +94,6 @@ class TextGenerator:
         """Tokens of the longest request; 0: not known yet."""
         info = self.link.model_info
         return info.max_model_len if info is not None else 0
-
-    def check_model(self, name: str) -> None:
-        """Raises RpcError (NOT_FOUND) for a model that is not served; empty = the only one."""
-        if name and name not in self.served_model_names:
-            raise RpcError(
-                grpc.StatusCode.NOT_FOUND,
-                f"the model {name!r} does not exist; served here: {', '.join(self.served_model_names)}",
-            )
 
     # -- receive -----------------------------------------------------------------------------------------------------
 
@@ -117,11 +111,11 @@ class TextGenerator:
         params = sampling_params(received.given, self.defaults.of(received.given))
         check_parameters(received, params)
         self._reading.constrain(request, params)
-        self.check_model(request.model)
+        adapter = await self.models.find(request.model, received.adapter_digest)
         check_generates(self.link.model_info)
         info = self.link.model_info
         ends = info.eos_token_ids if info is not None else ()
-        model = request.model or self.served_model_names[0]
+        model = request.model or self.models.names[0]
         params.stop_token_ids.extend(infill_end_ids(received, self.pool.codec.tokenizer.fill_in_middle, model, ends))
         room = await self._room(received, params)
         prompt = truncated(await self._encode(received, room, span), room)
@@ -130,8 +124,8 @@ class TextGenerator:
             params.bad_words.extend(common_pb2.TokenSequence(token_ids=word) for word in words)
         check_prompt(received, prompt)
         self._reading.on_prompt(request, params, prompt.token_ids)
-        options = output_options(received, self._reading.marks(request))
-        return PreparedRequest(received, params, options, prompt, self.link.affinity_of(received))
+        options = output_options(received, self._reading.marks(request), "" if adapter is None else adapter.digest)
+        return PreparedRequest(received, params, options, prompt, adapter, self.link.affinity_of(received))
 
     async def _room(self, received: Received, params: common_pb2.SamplingParams) -> Room:
         if received.resume_token_ids:  # the earlier attempt has already cut the prompt
@@ -185,7 +179,7 @@ class TextGenerator:
     def submit(self, prepared: PreparedRequest, listener: TokenListener, trace: Trace) -> SubmittedRequest:
         """Hands a request to the scheduler. trace: of this service's own span. Raises RpcError (UNAVAILABLE)."""
         received = prepared.received
-        message = token_submission(received, prepared.prompt, prepared.params, trace)
+        message = token_submission(received, prepared.prompt, prepared.params, prepared.adapter, trace)
         submitted = SubmittedRequest(message, listener, prepared.affinity, received.deadline)
         self.link.submit(submitted)
         return submitted
@@ -200,7 +194,7 @@ class Generation:
         self._generator = generator
         self._received = received
         self._deliver = deliver
-        self._record = Record(received, generator.served_model_names)
+        self._record = Record(received, generator.models.label(received.request.model))
         self._stream: TextStream | None = None  # once the prompt is encoded
         self._submitted: SubmittedRequest | None = None  # once the scheduler has it
         self.preparing = asyncio.create_task(self._run())

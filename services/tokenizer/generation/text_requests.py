@@ -68,8 +68,8 @@ def prompt_field(request: inference_pb2.GenerateRequest) -> str:
     return "token_ids.ids" if kind == "token_ids" else kind or "prompt"
 
 
-def output_options(received: Received, marks: frozenset[str]) -> OutputOptions:
-    """Returns how the output becomes text. marks: special tokens that stay in it."""
+def output_options(received: Received, marks: frozenset[str], adapter_digest: str) -> OutputOptions:
+    """Returns how the output becomes text. marks: special tokens that stay in it. adapter_digest: is reported."""
     request = received.request
     return OutputOptions(
         stop=tuple(request.stop),
@@ -78,6 +78,7 @@ def output_options(received: Received, marks: frozenset[str]) -> OutputOptions:
         marks=marks,
         min_tokens=received.given.min_tokens,
         has_logprobs=received.given.HasField("logprobs"),
+        adapter_digest=adapter_digest,
     )
 
 
@@ -114,7 +115,11 @@ def check_prompt(received: Received, prompt: Prompt) -> None:
 
 
 def token_submission(
-    received: Received, prompt: Prompt, params: common_pb2.SamplingParams, trace: Trace
+    received: Received,
+    prompt: Prompt,
+    params: common_pb2.SamplingParams,
+    adapter: common_pb2.Adapter | None,
+    trace: Trace,
 ) -> TokenSubmission:
     """Returns the request at token level. trace: of this service's own span."""
     message = TokenSubmission(
@@ -131,4 +136,6 @@ def token_submission(
     request.external_id = received.request.request_id
     request.cache_salt = received.request.cache_salt
     request.clamp_max_tokens = received.clamps(params)
+    if adapter is not None:
+        request.adapter, message.adapter_digest = adapter.name, adapter.digest
     return message

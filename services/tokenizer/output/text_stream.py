@@ -33,6 +33,8 @@ class OutputOptions:
     min_tokens: int = 0
     # Whether log probabilities are reported, with the places of their tokens in the text.
     has_logprobs: bool = False
+    # Of the adapter that computes the tokens, for the first response.
+    adapter_digest: str = ""
 
 
 class OutputText:
@@ -270,6 +272,7 @@ class TextStream:
         self._prompt_logprobs, self._weights_version = None, ""
         if self._prompt_token_ids is not None:
             response.prompt_token_ids.extend(self._prompt_token_ids)
+            response.adapter_digest = self._options.adapter_digest
             self._prompt_token_ids = None
         if logprobs is not None:
             response.logprobs.extend(self._token_logprobs(logprobs, len(token_ids)))

@@ -86,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
-        self._generator.check_model(request.model)
+        await self._generator.models.find(request.model)
         pool = self._generator.pool
         pool.check_room()
         # A client that counts tokens may have more than the model reads.
@@ -101,7 +101,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.DetokenizeResponse:
-        self._generator.check_model(request.model)
+        await self._generator.models.find(request.model)
         token_ids = list(request.token_ids)
         if token_ids and min(token_ids) < 0:
             raise invalid(f"token_ids contains {min(token_ids)}; ids are >= 0", "token_ids")
@@ -142,14 +142,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.ListModelsResponse:
-        info = self._generator.link.model_info
-        names, next_page_token = _page(self._generator.served_model_names, request)
+        info, served = self._generator.link.model_info, self._generator.models
+        adapters = {adapter.name: adapter for adapter in served.adapters}
+        names, next_page_token = _page([*served.names, *adapters], request)
         return inference_pb2.ListModelsResponse(
             next_page_token=next_page_token,
             models=[
                 inference_pb2.Model(
                     id=name,
-                    root=self._root,
+                    root=adapters[name].path if name in adapters else self._root,
+                    parent=served.names[0] if name in adapters else "",
                     max_model_len=self._generator.max_model_len,
                     create_time=self._create_time,
                     has_chat_template=self._generator.pool.codec.chat_template is not None,

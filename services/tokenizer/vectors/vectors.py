@@ -146,7 +146,7 @@ class Vectors:
         return inference_pb2.ScoreResponse(scores=scores, num_tokens=num_tokens, request_id=request.request_id)
 
     async def _check(self, model: str, inputs: Inputs, kinds: Sequence[int], field: str) -> common_pb2.ModelInfo:
-        self._generator.check_model(model)
+        await self._generator.models.check_is_model(model)
         info = await self._generator.link.wait_for_model()
         if info.kind not in kinds:
             raise wrong_kind(info)

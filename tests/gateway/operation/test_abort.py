@@ -212,7 +212,7 @@ async def test_routes_that_are_not_served_say_so(gateways, document) -> None:
     for method, path in (
         ("POST", "/v1/audio/transcriptions"),
         ("GET", "/is_sleeping"),
-        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/load_lora_adapter_from_tensors"),
     ):
         answer = await client.request(method, path)
         error = answer.json()["error"]

@@ -15,7 +15,7 @@ from pagewire.config import TokenizerConfig
 from pagewire.services.tokenizer.main import load_pool, make_generator, make_servers, report_availability
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
-from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_link_pb2, scheduler_pb2
+from pagewire.v1 import admin_pb2, common_pb2, inference_pb2, inference_pb2_grpc, scheduler_link_pb2, scheduler_pb2
 from pagewire.v1.inference_link_pb2 import ConnectRequest, ConnectResponse, GenerateSubmission
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
@@ -31,6 +31,10 @@ from tests.fakes import fake_prompt_logprobs
 EOS = 2
 _SCHEDULER = scheduler_link_pb2.DESCRIPTOR.services_by_name["SchedulerLinkService"].full_name
 Script = Callable[[scheduler_pb2.TokenRequest], list[int]]
+
+
+def adapter_of(name: str, digest: str) -> common_pb2.Adapter:
+    return common_pb2.Adapter(name=name, path=f"/adapters/{name}", digest=digest, rank=8)
 
 
 @dataclass
@@ -62,6 +66,8 @@ class FakeScheduler(SchedulerLinkServiceServicer):
     requests: list[scheduler_pb2.TokenRequest] = field(default_factory=list)  # what is in them
     aborted: list[int] = field(default_factory=list)
     num_streams: int = 0
+    adapters: dict[str, str] = field(default_factory=dict)  # name -> digest, of those in the greeting
+    adapter_files: dict[str, str] = field(default_factory=dict)  # name or path -> digest, of those that can be loaded
     # Said instead of tokens, by the index of the request's arrival.
     errors: dict[int, common_pb2.RequestError] = field(default_factory=dict)
     _running: dict[tuple[int, int], _Running] = field(default_factory=dict)
@@ -79,6 +85,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
             kind=self.kind,
             labels=self.labels,
             vector_size=len(self.labels) or self.vector_size,
+            adapters=[adapter_of(name, digest) for name, digest in self.adapters.items()],
         )
         yield SchedulerLinkServiceConnectResponse(hello=info)
 
@@ -106,6 +113,22 @@ class FakeScheduler(SchedulerLinkServiceServicer):
             for key in [key for key in self._running if key[0] == stream_id]:
                 del self._running[key]
             await rpc.cancel([reader])
+
+    async def load(
+        self, request: admin_pb2.AdminServiceLoadAdapterRequest
+    ) -> admin_pb2.AdminServiceLoadAdapterResponse:
+        digest = self.adapter_files.get(request.path or request.name)
+        if digest is None:
+            raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"there is no adapter {request.name}")
+        self.adapters[request.name] = digest
+        return admin_pb2.AdminServiceLoadAdapterResponse(adapter=adapter_of(request.name, digest))
+
+    async def unload(
+        self, request: admin_pb2.AdminServiceUnloadAdapterRequest
+    ) -> admin_pb2.AdminServiceUnloadAdapterResponse:
+        if self.adapters.pop(request.name, None) is None:
+            raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"there is no adapter {request.name}")
+        return admin_pb2.AdminServiceUnloadAdapterResponse()
 
     def _start(self, stream_id: int, queue: asyncio.Queue, submission: TokenSubmission) -> None:
         request = submission.request
@@ -209,6 +232,7 @@ class TokenizerLine:
     async def start_scheduler(self) -> None:
         server = rpc.Server([self.config.scheduler_address])
         server.add(self.scheduler, add_SchedulerLinkServiceServicer_to_server, _SCHEDULER, is_link=True)
+        server.add_admin("scheduler", adapters=self.scheduler)
         await server.start()
         await server.set_serving(True)
         self._scheduler_server = server

@@ -36,7 +36,7 @@ _REFUSED = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty":
 async def searched(generator: TextGenerator, received: Received) -> list[inference_pb2.GenerateResponse]:
     """Returns the outputs that a beam search finds, each in one response, the best first. Raises RpcError."""
     _check(received.request)
-    record = Record(received, generator.served_model_names)
+    record = Record(received, generator.models.label(received.request.model))
     try:
         with composing(generator.live, received):
             responses = await _searched(generator, received, record)
