@@ -82,7 +82,7 @@ class Parts:
         """Raises StartupError."""
         check_fingerprint(config)
         found = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
-        tokenizer, generations = TokenizerClient(found, config, tls), Generations()
+        tokenizer, generations = TokenizerClient(found, config, tls.listed_channel), Generations()
         files = Files(store, config.max_file_bytes, config.file_store_size)
         stored = Bound(config.max_stored_responses, config.response_store_size)
         responses = Responses(store, stored, config.response_store_ttl)

@@ -14,6 +14,7 @@ from benchmarks.fleet.timeline import Timeline
 from benchmarks.fleet.workload import Shape, Turn, Workload
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -174,7 +175,7 @@ class Fleet:
         for line in self.lines:
             assert not line.streams and not line.scheduler.num_waiting and not line.scheduler.num_running
             if self.case.num_requests * len(self._drivers) <= _MAX_CHECKED:
-                line.scheduler.check_integrity()
+                check_integrity(line.scheduler)
 
     def _report(self, wall_seconds: float, cpu_seconds: float) -> Report:
         lines, case, seconds = self.lines, self.case, self._seconds

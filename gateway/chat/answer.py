@@ -23,7 +23,7 @@ from pagewire.gateway.chat.bodies import (
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
-from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason
+from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason, version_of
 from pagewire.gateway.generation.chunks import ChunkWriter
 from pagewire.gateway.generation.head import Head
 from pagewire.gateway.generation.logprobs import chat_logprobs, logprobs_of_prompt, prompt_logprobs
@@ -61,7 +61,7 @@ class ChatAnswer:
         delta = ChatDelta(role="assistant", content="")
         for generation in generations:
             self._writer.chunk(
-                out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra, generation.version
+                out, ChatChunkChoice(index=generation.index, delta=delta), usage, extra, version_of(generation)
             )
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
@@ -74,7 +74,7 @@ class ChatAnswer:
                 choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
-            self._writer.chunk(out, choice, usage, version=generation.version)
+            self._writer.chunk(out, choice, usage, version=version_of(generation))
         if output.finish_reason:
             choice = ChatChunkChoice(
                 index=generation.index,
@@ -82,7 +82,7 @@ class ChatAnswer:
                 finish_reason=self._finish_reason(output),
                 stop_reason=stop_reason(output),
             )
-            self._writer.chunk(out, choice, usage, version=generation.version)
+            self._writer.chunk(out, choice, usage, version=version_of(generation))
 
     def _parsed_delta(
         self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal
@@ -100,7 +100,7 @@ class ChatAnswer:
                 choice.logprobs = chat_logprobs(output.logprobs, self._as_ids)
             if not position and self._return_token_ids:
                 choice.token_ids = list(output.token_ids)
-            self._writer.chunk(out, choice, usage, version=generation.version)
+            self._writer.chunk(out, choice, usage, version=version_of(generation))
 
     def _call_delta(self, chunk: ToolCallChunk) -> ChatDelta:
         return ChatDelta(function_call=chunk.function) if self._has_functions else ChatDelta(tool_calls=[chunk])

@@ -17,7 +17,7 @@ from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
-from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason
+from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason, version_of
 from pagewire.gateway.generation.chunks import ChunkWriter
 from pagewire.gateway.generation.head import Head
 from pagewire.gateway.generation.logprobs import logprobs_of_prompt, prompt_logprobs
@@ -69,7 +69,7 @@ class CompletionAnswer:
         """Writes the prompts, if they are echoed."""
         for generation, echo in zip(generations, self._echoes, strict=False):
             self._writer.chunk(
-                out, CompletionChunkChoice(index=generation.index, text=echo), usage, version=generation.version
+                out, CompletionChunkChoice(index=generation.index, text=echo), usage, version=version_of(generation)
             )
 
     def delta(self, out: list[bytes], generation: PendingChoice, output: ChoiceOutput, usage: UsageTotal) -> None:
@@ -77,7 +77,7 @@ class CompletionAnswer:
             text, logprobs = self._echo(generation, (generation,))
             self._echo_sizes[generation.index] = len(text)
             choice = CompletionChunkChoice(generation.index, text, logprobs)
-            self._writer.chunk(out, choice, usage, version=generation.version)
+            self._writer.chunk(out, choice, usage, version=version_of(generation))
         if not self._has_output:
             output = _end_of(output)
         if output.text or output.logprobs or (self._return_token_ids and output.token_ids):
@@ -91,12 +91,12 @@ class CompletionAnswer:
                 is_first = generation.index not in self._prompts_sent
                 choice.prompt_token_ids = generation.prompt_token_ids if is_first else UNSET
                 self._prompts_sent.add(generation.index)
-            self._writer.chunk(out, choice, usage, version=generation.version)
+            self._writer.chunk(out, choice, usage, version=version_of(generation))
         if output.finish_reason:
             choice = CompletionChunkChoice(
                 index=generation.index, text="", finish_reason=finish_reason(output), stop_reason=stop_reason(output)
             )
-            self._writer.chunk(out, choice, usage, version=generation.version)
+            self._writer.chunk(out, choice, usage, version=version_of(generation))
 
     def end(self, out: list[bytes], usage: UsageTotal) -> None:
         self._writer.end(out, usage, metrics=self._head.metrics)

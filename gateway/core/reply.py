@@ -56,12 +56,6 @@ class PendingChoice(LinkedRequest):
         self.weights_version = ""  # of the weights that generate its tokens; "" = unknown
         self.adapter_digest = ""  # of the adapter that does, if the request names one
 
-    @property
-    def version(self) -> str:
-        """The version of the weights that generate its tokens, and the digest of their adapter; "" = unknown."""
-        digest = self.adapter_digest[:12]
-        return f"{self.weights_version}+{digest}" if digest else self.weights_version
-
     def to_submit(self) -> "Submission":
         return Submission(self, resumes=self.was_sent or bool(self.prompt_token_ids))
 

@@ -18,8 +18,7 @@ from pagewire.telemetry.trace import Trace
 from pagewire.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire.wire import tenants
 from pagewire.wire.admin import Neighbour
-from pagewire.wire.discovery.listed import Discovery
-from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
+from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.status import error_details
 
 CALL_TIMEOUT_S = 60.0
@@ -40,8 +39,9 @@ Metadata = Sequence[tuple[str, str]]
 class TokenizerClient:
     """The tokenizer services, as the routes of all APIs use them."""
 
-    def __init__(self, found: Discovery, config: GatewayConfig, tls: ServiceTls = NO_TLS) -> None:
-        self.link = TokenizerLink(found, tls.listed_channel, config.recovery_timeout, config.hang_timeout)
+    def __init__(self, found: Discovery, config: GatewayConfig, connect: Callable[[Listed], grpc.aio.Channel]) -> None:
+        """connect: makes the channel to a listed service."""
+        self.link = TokenizerLink(found, connect, config.recovery_timeout, config.hang_timeout)
         self.inference = cast(InferenceStub, BalancedStub(self.link, inference_pb2_grpc.InferenceServiceStub))
         self.admin = cast(AdminStub, BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub))
         self._default_model = ""

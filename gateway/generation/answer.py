@@ -59,9 +59,15 @@ def stop_reason(response: ChoiceOutput) -> StopReason:
     return getattr(response, which) if which else None
 
 
+def version_of(generation: PendingChoice) -> str:
+    """Returns the version of the weights that generate the tokens, and the digest of their adapter; "" = unknown."""
+    digest = generation.adapter_digest[:12]
+    return f"{generation.weights_version}+{digest}" if digest else generation.weights_version
+
+
 def fingerprint(generations: Sequence[PendingChoice]) -> str | None:
     """Returns the version of the weights (and adapter) that generated the choices, or None if it is unknown.
 
     Choices that began while weights were replaced may have several versions.
     """
-    return ",".join(dict.fromkeys(one.version for one in generations if one.version)) or None
+    return ",".join(dict.fromkeys(version for one in generations if (version := version_of(one)))) or None

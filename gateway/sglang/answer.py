@@ -9,7 +9,7 @@ from pagewire.gateway.core.encoding import DONE, event
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
-from pagewire.gateway.generation.answer import finish_reason, stop_reason
+from pagewire.gateway.generation.answer import finish_reason, stop_reason, version_of
 from pagewire.gateway.generation.logprobs import MIN_LOGPROB
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.sglang.bodies import (
@@ -65,7 +65,7 @@ class NativeAnswer:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
-            weight_version=generation.version or "default",
+            weight_version=version_of(generation) or "default",
             e2e_latency=time.monotonic() - self._started,
         )
         if self._has_logprobs:

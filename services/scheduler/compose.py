@@ -5,7 +5,7 @@ from pagewire.services.scheduler.adapters.adapters import Adapters
 from pagewire.services.scheduler.adapters.slots import AdapterSlots
 from pagewire.services.scheduler.admission.entrance import Entrance
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.core.seams import NO_DRAFTS, Drafts, Features
+from pagewire.services.scheduler.core.seams import Drafts, Features
 from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.fairness.ledger import Ledger
 from pagewire.services.scheduler.grammars.compiling import compile_grammar
@@ -13,6 +13,7 @@ from pagewire.services.scheduler.placement.placement import PLACEMENTS
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.executors import Connect
 from pagewire.services.scheduler.speculation.acceptance import Acceptances
+from pagewire.services.scheduler.speculation.no_drafts import NO_DRAFTS
 from pagewire.services.scheduler.speculation.speculation import Speculation
 from pagewire.services.scheduler.suspicion.suspects import Suspects
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
@@ -24,8 +25,8 @@ def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
     """Returns a scheduler with all features."""
     suspects, acceptances, output_lengths = Suspects(), Acceptances(), OutputLengths()
 
-    def drafts(info: ExecutorInfo) -> Drafts:
-        return Speculation(info, acceptances) if info.max_draft_tokens else NO_DRAFTS
+    def drafts(info: ExecutorInfo | None) -> Drafts:
+        return NO_DRAFTS if info is None or not info.max_draft_tokens else Speculation(info, acceptances)
 
     def slots(info: ExecutorInfo | None) -> AdapterSlots:
         return (

@@ -51,6 +51,7 @@ FEATURES = (
     "services.scheduler.weights",
     "services.scheduler.admission",
     "services.scheduler.grammars",
+    "services.scheduler.adapters",
     "services.executor.speculation",
     "services.executor.ranks",
     "services.executor.grammar",

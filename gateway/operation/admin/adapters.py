@@ -50,7 +50,7 @@ class ServedAdapter(Body):
 
 
 class LoadLoraBody(Parameters):
-    """vLLM's body."""
+    """An adapter to load, as vLLM's clients name it."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {
         "is_3d_lora_weight": Refused("the form of the weights is detected", (False,)),
@@ -62,7 +62,7 @@ class LoadLoraBody(Parameters):
 
 
 class UnloadLoraBody(Parameters):
-    """vLLM's body."""
+    """An adapter to unload, as vLLM's clients name it."""
 
     unsupported: ClassVar[Mapping[str, Refused]] = {}
 

@@ -9,7 +9,7 @@ _MAX_REMOVED = 10_000
 
 
 class Registry:
-    """What each name stands for, and the earlier adapters that live requests still compute with.
+    """Knows what each name stands for, and the earlier adapters that live requests still compute with.
 
     The executors report all that they were given, so a scheduler that starts later learns the same from them. Of one
     name, the adapter with the highest number counts; among equal ones, that of the first executor.

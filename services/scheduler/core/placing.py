@@ -52,6 +52,3 @@ class Placement(Protocol):
     @property
     def best_known(self) -> Replica | None:
         """The replica with the most measured steps."""
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless this state agrees with the replicas."""

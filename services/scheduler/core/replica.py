@@ -24,7 +24,7 @@ from pagewire.services.scheduler.memory.block_index import BlockIndex
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.executor_loss import Loss
-from pagewire.services.scheduler.values.request import Request, RequestStatus
+from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepResult
 
 
@@ -238,12 +238,3 @@ class Replica:
     def can_schedule(self) -> bool:
         """True if there is an executor with fewer steps in flight than the maximum."""
         return self._info is not None and len(self._in_flight) < self.pacer.max_in_flight
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless blocks, rows and running requests agree."""
-        self.kv.check_integrity(self.running)
-        orders = [request.order for request in self.running]
-        assert orders == sorted(orders), "running is out of order"
-        assert self.num_open_rows >= 0, "more requests than rows"
-        for request in self.running:
-            assert request.status is RequestStatus.RUNNING and request.replica_id == self.replica_id

@@ -10,7 +10,7 @@ from pagewire.services.scheduler.core.cohorts import Cohorts
 from pagewire.services.scheduler.core.limits import StepLimits
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.policy import by_order
-from pagewire.services.scheduler.core.seams import NO_DRAFTS, Features
+from pagewire.services.scheduler.core.seams import Features
 from pagewire.services.scheduler.core.waiting import WaitingQueue
 from pagewire.services.scheduler.costs.cost_model import StepCosts
 from pagewire.services.scheduler.costs.prefill_budget import Allowance
@@ -65,7 +65,7 @@ class Rows:
         self.num_stages = 1 if info is None else info.pipeline_stages
         self.cohorts = Cohorts(self.num_stages)
         self.costs = StepCosts(self.num_stages)
-        self.drafts = NO_DRAFTS if info is None else features.drafts(info)
+        self.drafts = features.drafts(info)
         self.slots = features.slots(info)
         self.allowance = Allowance()
         self.lacks_blocks = False  # a running prompt waits for blocks

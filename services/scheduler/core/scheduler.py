@@ -242,15 +242,6 @@ class Scheduler:
             yield from replica.running
         yield from self._waiting
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless blocks, rows and queues agree."""
-        for replica in self.replicas:
-            replica.check_integrity()
-        self.placement.check_integrity()
-        for request in self._waiting:
-            assert not request.blocks.held, "a waiting request holds blocks"
-            assert request.replica_id is None, "a waiting request runs"
-
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def _resolve(self, request: Request) -> None:

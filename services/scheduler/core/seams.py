@@ -53,27 +53,6 @@ class Drafts(Protocol):
         unknown."""
 
 
-class NoDrafts:
-    """No request drafts."""
-
-    is_empty = True
-
-    def plan(self, runners: Sequence[Request]) -> DraftPlan:
-        return self
-
-    def of(self, request: Request) -> int:
-        return 0
-
-    def expected(self, step: ScheduledStep) -> float:
-        return 0.0
-
-    def learn(self, step: ScheduledStep, result: StepResult, seconds: float) -> None:
-        pass
-
-
-NO_DRAFTS = NoDrafts()
-
-
 # -- shares of tenants -----------------------------------------------------------------------------------------------
 
 
@@ -158,9 +137,6 @@ class Suspects(Protocol):
         """Takes in what the next executor reports about its predecessor; returns the same as `on_lost`."""
 
 
-# -- adapters --------------------------------------------------------------------------------------------------------
-
-
 class Slots(Protocol):
     """The slots of one executor for the adapters of its running requests."""
 
@@ -168,8 +144,7 @@ class Slots(Protocol):
         """Returns whether a waiting request could enter now, as far as its adapter is concerned."""
 
     def reserve(self, request: Request) -> None:
-        """Takes in that a request is passed over. If it lacks a slot and is the first one, a slot is reserved for
-        it."""
+        """Takes in that a request is passed over. The first one that lacks a slot reserves one."""
 
     def enter(self, request: Request) -> int:
         """Gives a request that enters the slot of its adapter, and returns its number; 0: it has no adapter."""
@@ -187,5 +162,5 @@ class Features:
 
     shares: Shares
     suspects: Suspects
-    drafts: Callable[[ExecutorInfo], Drafts]
-    slots: Callable[[ExecutorInfo | None], Slots]  # None: without an executor
+    drafts: Callable[[ExecutorInfo | None], Drafts]  # None: without an executor
+    slots: Callable[[ExecutorInfo | None], Slots]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pagewire.services.scheduler.core.policy import choose_victims, keeping_order
 from pagewire.services.scheduler.core.rows import Rows
-from pagewire.services.scheduler.core.seams import NO_DRAFTS, Shares, Taker
+from pagewire.services.scheduler.core.seams import Shares, Taker
 from pagewire.services.scheduler.core.step_budget import StepBudget
 from pagewire.services.scheduler.core.waiting import Turns, WaitingQueue
 from pagewire.services.scheduler.costs.prefill_budget import PrefillTarget
@@ -73,8 +73,8 @@ class StepBuilder:
         runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
         runners = rows.cohorts.of_next_step(runners, self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
-        plan = rows.drafts.plan(runners) if draft_budget else NO_DRAFTS
-        draft_budget = 0 if plan.is_empty else draft_budget
+        if draft_budget and (plan := rows.drafts.plan(runners)).is_empty:
+            draft_budget = 0
         num_decodes = 0
         prefills: list[Request] = []
         for request in runners:

@@ -2,11 +2,11 @@
 not read grammars."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
 import grpc
 
-from pagewire.services.scheduler.service.seams import Compile
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.wire.rpc import RpcError
@@ -15,18 +15,19 @@ _RETRY_SECONDS = 0.1
 _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
-async def compile_grammar(grammar: Grammar, executors: Callable[[], Sequence[Compile]]) -> None:
+async def compile_grammar(grammar: Grammar, drivers: Mapping[int, ReplicaDriver]) -> None:
     """Compiles the grammar on all attached executors, and waits until at least one has succeeded.
 
     Args:
-        executors: returns the compilers of the executors that are attached.
+        drivers: those of all replicas, a live view.
 
     Raises:
         RpcError: INVALID_ARGUMENT if the grammar cannot be used, INTERNAL if each executor that compiles it is lost.
     """
     num_losses = 0
     while num_losses < MAX_SILENT_LOSSES:
-        outcomes = await asyncio.gather(*(compile(grammar) for compile in executors()), return_exceptions=True)
+        attached = [driver.client for driver in drivers.values() if driver.has_executor]
+        outcomes = await asyncio.gather(*(one.compile(grammar) for one in attached), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, grpc.aio.AioRpcError):
                 if outcome.code() in _FINAL:

@@ -164,20 +164,3 @@ class BlockPool:
     def states(self, every: int) -> list[BlockState]:
         """Returns the states of every `every`-th block, in the order of their ids."""
         return [_state(block) for block in self._blocks[::every]]
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless free + used = total and the hash index matches the blocks."""
-        free = list(self._free)
-        assert len(free) == len(self._free) == len(set(free)), "the free queue is broken"
-        assert all(block.ref_count == 0 for block in free), "a held block is in the free queue"
-        num_used = sum(block.ref_count > 0 for block in self._blocks)
-        assert len(free) + num_used == len(self._blocks), f"{len(free)} free + {num_used} used is not all"
-        assert all(block.ref_count >= 0 for block in self._blocks), "a block was released too often"
-        for block_hash, block in self._by_hash.items():
-            assert block.block_hash == block_hash, "the hash index names a block with other contents"
-        num_cached = sum(block.block_hash is not None for block in free)
-        assert self.num_cached_blocks == num_cached, f"{self.num_cached_blocks} blocks are not the {num_cached} cached"
-        num_shared = sum(block.ref_count > 1 for block in self._blocks)
-        assert self.num_shared_blocks == num_shared, f"{self.num_shared_blocks} blocks are not the {num_shared} shared"
-        num_hashed = sum(block.block_hash is not None for block in self._blocks)
-        assert num_hashed == len(self._by_hash), "a hashed block is missing in the index"

@@ -1,7 +1,6 @@
 """The blocks of one group of layers: a pool, and the blocks that requests hold and find in it."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pagewire.services.scheduler.memory.block_pool import BlockPool
 from pagewire.services.scheduler.values.blocks import Block, HeldBlocks
@@ -109,10 +108,3 @@ class GroupBlocks:
     def release(self, blocks: list[Block]) -> None:
         """Releases blocks of a request; earlier ones in the table are evicted later."""
         self.pool.release(blocks)
-
-    def check_integrity(self, held: Iterable[Block]) -> None:
-        """Raises AssertionError unless the pool is consistent and exactly these blocks are held."""
-        self.pool.check_integrity()
-        counts = Counter(held)
-        assert len(counts) == self.pool.num_blocks - self.pool.num_free_blocks, "a block is held by no request"
-        assert all(block.ref_count == count for block, count in counts.items()), "a ref_count is wrong"

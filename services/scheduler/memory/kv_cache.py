@@ -5,7 +5,6 @@ those that a window still sees, or the latest state. A request has room for a to
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from pagewire.services.scheduler.memory.block_index import BlockIndex
 from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
@@ -13,7 +12,7 @@ from pagewire.services.scheduler.memory.indexed_group import IndexedGroup
 from pagewire.services.scheduler.memory.state_blocks import StateBlocks
 from pagewire.services.scheduler.memory.upcoming import UpcomingBlocks
 from pagewire.services.scheduler.values.block_hashes import computed_root, hash_block
-from pagewire.services.scheduler.values.blocks import Block, ComputedBlocks, HeldBlocks, NewBlocks
+from pagewire.services.scheduler.values.blocks import ComputedBlocks, HeldBlocks, NewBlocks
 from pagewire.services.scheduler.values.executor_info import KVGroup
 from pagewire.services.scheduler.values.request import Request
 
@@ -280,12 +279,3 @@ class KVCacheManager:
         """Removes all blocks from the index, including those that running requests were going to compute."""
         if self.indexed is not None:
             self.indexed.leave(running)
-
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raises AssertionError unless the pools are consistent and held by exactly these requests."""
-        requests = list(requests)
-        for index, group in enumerate(self._groups):
-            blocks: Iterable[Block] = chain.from_iterable(request.blocks.held[index].blocks for request in requests)
-            group.check_integrity(blocks)
-        if self.indexed is not None:
-            self.indexed.check_integrity(requests)

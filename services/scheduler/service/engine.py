@@ -56,8 +56,7 @@ class Engine:
         make_weights: Callable[["Engine"], WeightsInForce],
         make_adapters: Callable[["Engine"], AdaptersInForce],
     ) -> None:
-        """connect: makes the channel to a listed executor. scheduler: without replicas. make_weights, make_adapters:
-        called once."""
+        """connect: makes the channel to a listed executor. scheduler: without replicas."""
         self._config = config
         self._discovery = discovery
         self.scheduler = scheduler
@@ -98,8 +97,7 @@ class Engine:
             request = convert.to_request(self._last_request_id, submission, self._config, digest)
             self.weights.check(request)
             self._admission.check(request, timeout)
-            must_prepare = request.has_grammar or bool(request.adapter_digest)
-            is_live = must_prepare or self.scheduler.add_request(request)
+            is_live = bool(request.has_grammar or digest) or self.scheduler.add_request(request)
         except InvalidRequest as error:
             raise status_of(error) from error
         except QueueFull as error:
@@ -111,7 +109,7 @@ class Engine:
         if timeout is not None:
             self._expiry.add(request.request_id, timeout)
         self._delivery.add(live)
-        if must_prepare:
+        if request.has_grammar or digest:
             live.preparing = asyncio.create_task(self._add_prepared(live), name="prepare")
         elif is_live:
             self._wake(self._wakes.after_arrival(request))
@@ -124,10 +122,7 @@ class Engine:
         request = live.request
         try:
             if request.has_grammar:
-                await self._compile_grammar(
-                    request.sampling_params.grammar,
-                    lambda: [d.client.compile for d in self._drivers.values() if d.has_executor],
-                )
+                await self._compile_grammar(request.sampling_params.grammar, self._drivers)
             if request.adapter_digest:
                 await self.adapters.prepare(request)
             live.preparing = None

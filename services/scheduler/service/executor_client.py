@@ -110,8 +110,8 @@ class ExecutorClient:
 
     async def load_adapter(self, adapter: Adapter) -> Adapter:
         """Makes the executor read an adapter into its memory; returns it as it is. Raises grpc.aio.AioRpcError."""
-        request = executor_pb2.LoadAdapterRequest(adapter=convert.from_adapter(adapter))
-        return convert.to_adapter((await self._stub.LoadAdapter(request)).adapter)
+        message = executor_pb2.LoadAdapterRequest(adapter=convert.from_adapter(adapter))
+        return convert.to_adapter((await self._stub.LoadAdapter(message)).adapter)
 
     async def unload_adapter(self, digest: str) -> None:
         """Makes the executor forget an adapter. Raises grpc.aio.AioRpcError."""

@@ -1,6 +1,6 @@
 """The seams where features join the service. `compose.py` hands them in."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from pagewire.services.scheduler.service.live_request import LiveRequest
@@ -18,10 +18,8 @@ from pagewire.v1.admin_pb2 import (
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
-# Compiles a grammar on one executor; raises grpc.aio.AioRpcError.
-Compile = Callable[[Grammar], Awaitable[None]]
 # Returns when a grammar is compiled on the attached executors; raises RpcError.
-CompileGrammar = Callable[[Grammar, Callable[[], Sequence[Compile]]], Awaitable[None]]
+CompileGrammar = Callable[[Grammar, Mapping[int, ReplicaDriver]], Awaitable[None]]
 
 
 class Admission(Protocol):

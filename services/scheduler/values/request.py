@@ -107,9 +107,8 @@ class Request:
 
         cache_salt, cache_owner: blocks are shared only among requests with the same values.
 
-        weights_version: that of the weights that generated its resumed tokens; empty: unknown.
-
-        adapter_digest: that of the adapter that computes all of its tokens; empty: none.
+        weights_version: that of the weights that generated its resumed tokens; empty: unknown. adapter_digest: that of
+        the adapter that computes all of its tokens; empty: none.
         """
         self.request_id = request_id
         self.yields_vector = yields_vector

@@ -30,6 +30,7 @@ from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step
 from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import StepResult
@@ -104,7 +105,7 @@ class Line:
         for number in count():
             while (step := self.scheduler.schedule(self.replica)) is not None:
                 self._in_flight.append(self._execute(step))
-                self.scheduler.check_integrity()
+                check_integrity(self.scheduler)
             happening(number, requests)
             if self._in_flight:
                 self._keep_logprobs(self.scheduler.update(self.replica, self._in_flight.popleft()))

@@ -11,6 +11,7 @@ from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.placement.fleet import Fleet
 from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
@@ -264,4 +265,4 @@ class PureLine:
 
     def _check_integrity(self) -> None:
         if self._checks:
-            self.scheduler.check_integrity()
+            check_integrity(self.scheduler)

@@ -10,6 +10,7 @@ import grpc
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.compose import make_engine
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.main import make_server, report_availability
 from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
@@ -115,7 +116,7 @@ class ServiceLine:
             while True:
                 load = await self.load()
                 if not load.num_running and not load.num_waiting and 0 < load.num_blocks == load.num_free_blocks:
-                    self.engine.scheduler.check_integrity()
+                    check_integrity(self.engine.scheduler)
                     return load
                 await asyncio.sleep(0.01)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.admission.entrance import Entrance
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.service.request_output import RequestOutbox, new_outbox
 from pagewire.wire import rpc
@@ -101,7 +102,7 @@ async def test_pages_are_free_when_the_time_is_up(tmp_path: Path, rows_taken: in
         assert ("waited for its first step" if rows_taken else "output was generated") in error.message
         assert line.engine.scheduler.num_waiting == 0
         assert line.engine.scheduler.num_running == rows_taken, "free at once, not with the next step"
-        line.engine.scheduler.check_integrity()
+        check_integrity(line.engine.scheduler)
         for call in others:
             call.cancel()
         await line.wait_until_free()

@@ -17,6 +17,7 @@ from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import QueueFull
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.fairness.ledger import Account
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.services.scheduler.values.request import FinishReason, Request
@@ -299,7 +300,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def state_is_sound(self) -> None:
-        self.line.scheduler.check_integrity()
+        check_integrity(self.line.scheduler)
         requests = list(self.line.scheduler.requests())
         live = [generation.request for generation in self.live]
         assert sorted(map(id, requests)) == sorted(map(id, live)), "a request is lost, or ended and still here"

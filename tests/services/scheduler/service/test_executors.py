@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.observed import stats
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.pagewire.wire.discovery.fake_discovery import FakeDiscovery
@@ -51,7 +52,7 @@ def test_replicas_come_and_go_by_names_that_are_used_again() -> None:
     (request, *_) = second.running
     line.scheduler.abort(request)
     assert request not in second.running
-    line.scheduler.check_integrity()
+    check_integrity(line.scheduler)
 
 
 async def test_an_executor_that_joins_takes_requests_that_wait(tmp_path: Path) -> None:
