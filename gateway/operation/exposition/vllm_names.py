@@ -49,6 +49,7 @@ ALIASES = {
     "vllm:spec_decode_num_draft_tokens": "pagewire:spec_decode_num_draft_tokens",
     "vllm:spec_decode_num_accepted_tokens": "pagewire:spec_decode_num_accepted_tokens",
     "vllm:spec_decode_num_accepted_tokens_per_pos": "pagewire:spec_decode_num_accepted_tokens_per_pos",
+    "vllm:lora_requests_info": "pagewire:lora_requests_info",
     "vllm:cuda_graphs": "pagewire:executor_cuda_graphs",
     "vllm:attention_backend": "pagewire:executor_attention_backend",
     "http_requests": "pagewire:http_requests",

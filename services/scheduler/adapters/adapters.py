@@ -7,12 +7,13 @@ a step, the executors have the adapter in memory, so that a step never waits for
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from weakref import WeakSet
 
 import grpc
 
+from pagewire.services.scheduler.adapters.metrics import METRICS
 from pagewire.services.scheduler.adapters.names import Missing, check_name, is_name
 from pagewire.services.scheduler.adapters.registry import Registry
 from pagewire.services.scheduler.adapters.slots import AdapterSlots
@@ -58,6 +59,7 @@ class Adapters:
         self._finding: dict[str, asyncio.Task[Adapter]] = {}  # by name
         self._tasks = set[asyncio.Task[None]]()
         self._sweeping: asyncio.Task[None] | None = None
+        METRICS.source = self
 
     @property
     def listed(self) -> Sequence[Adapter]:
@@ -65,9 +67,23 @@ class Adapters:
         return self.registry.listed
 
     @property
-    def waiting(self) -> Collection[str]:
-        """The digests of waiting requests."""
-        return {one.adapter_digest for one in self._requests if not one.is_finished and one.replica_id is None}
+    def num_slots(self) -> int:
+        """The number of slots of the executor that has most."""
+        return max((_slots_of(driver).num_slots for driver in self._drivers.values()), default=0)
+
+    @property
+    def running_names(self) -> Collection[str]:
+        """The adapters of running requests."""
+        return self._names({digest for driver in self._drivers.values() for digest in _slots_of(driver).digests})
+
+    @property
+    def waiting_names(self) -> Collection[str]:
+        """The adapters of waiting requests."""
+        waiting = (one for one in self._requests if not one.is_finished and one.replica_id is None)
+        return self._names({one.adapter_digest for one in waiting})
+
+    def _names(self, digests: Iterable[str]) -> set[str]:
+        return {adapter.name for digest in digests if (adapter := self.registry.of_digest(digest)) is not None}
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -85,9 +101,9 @@ class Adapters:
         """Returns when an executor can compute the request. Raises RpcError FAILED_PRECONDITION if the adapter is not
         available any longer."""
         self._requests.add(request)
-        num_losses = 0
+        adapter, num_losses = await self._of_digest(request.adapter_digest), 0
+        METRICS.on_request(adapter.name)
         while num_losses < _MAX_LOSSES:
-            adapter = await self._of_digest(request.adapter_digest)
             able = self._able()
             outcomes = await asyncio.gather(*(self._load_at(one, adapter) for one in able), return_exceptions=True)
             if None in outcomes:
@@ -100,6 +116,7 @@ class Adapters:
                     raise _gone(f"adapter {adapter.name} cannot be used any longer: {outcome.details()}")
             num_losses += bool(outcomes)
             await asyncio.sleep(_RETRY_S)
+            adapter = await self._of_digest(request.adapter_digest)
         raise RpcError(
             grpc.StatusCode.INTERNAL,
             f"the executor was lost {_MAX_LOSSES} times in a row while it loaded the adapter of this request; see the "
