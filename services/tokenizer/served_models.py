@@ -88,10 +88,14 @@ class ServedModels:
 
     async def unload(self, request: admin_pb2.AdminServiceUnloadAdapterRequest) -> _Unloaded:
         """Takes a name from later requests, at all schedulers. Raises RpcError."""
-        return _first(await self._outcomes(lambda stub: stub.UnloadAdapter(request)))
+        answer = _first(await self._outcomes(lambda stub: stub.UnloadAdapter(request)))
+        self._link.adapters.pop(request.name, None)  # the greeting that says so may still be on its way
+        return answer
 
     async def _load(self, request: _LoadRequest) -> _Loaded:
-        return _first(await self._outcomes(lambda stub: stub.LoadAdapter(request)))
+        answer = _first(await self._outcomes(lambda stub: stub.LoadAdapter(request)))
+        self._link.adapters[request.name] = answer.adapter
+        return answer
 
     async def _outcomes(
         self, call: Callable[[admin_pb2_grpc.AdminServiceStub], Awaitable[_Answer]]

@@ -1,6 +1,8 @@
 """A fake executor as a process, which drains as the real one does.
 
 python -m tests.e2e.fake_executor ADDRESS SHUTDOWN-TIMEOUT STEP-SECONDS
+
+It has slots for adapters, and loads those of ADAPTERS.
 """
 
 import asyncio
@@ -14,14 +16,17 @@ from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
 
 # The vocabulary is that of the built-in model, so its tokenizer makes text of the tokens.
 VOCAB_SIZE, EOS_TOKEN_ID = 49152, 2
+ADAPTERS = {"/a": "a" * 64, "/b": "b" * 64, "found": "f" * 64}  # path, or name in --lora-dir -> digest
 
 
 def make_executor() -> FakeExecutor:
-    return FakeExecutor(num_blocks=1024, max_num_seqs=64, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS_TOKEN_ID])
+    return FakeExecutor(
+        num_blocks=1024, max_num_seqs=64, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS_TOKEN_ID], max_adapters=2
+    )
 
 
 async def serve(address: str, shutdown_timeout: float, step_seconds: float) -> None:
-    servicer = FakeExecutorServicer(make_executor, step_seconds=step_seconds)
+    servicer = FakeExecutorServicer(make_executor, step_seconds=step_seconds, adapter_files=dict(ADAPTERS))
     server = await serve_fake_executor(address, servicer)
     server.shutdown_timeout = shutdown_timeout
 

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import grpc
 
+from pagewire.services.scheduler.adapters.errors import gone, not_found, of_executor, unavailable, unserved
 from pagewire.services.scheduler.adapters.metrics import METRICS
 from pagewire.services.scheduler.adapters.names import Missing, check_name, is_name
 from pagewire.services.scheduler.adapters.registry import Registry
@@ -94,7 +95,7 @@ class Adapters:
         if not name or digest:
             return digest
         if (adapter := self.registry.named(name)) is None:
-            raise _not_found(name)
+            raise not_found(name)
         return adapter.digest
 
     async def prepare(self, request: Request) -> None:
@@ -113,7 +114,7 @@ class Adapters:
                     assert isinstance(outcome, BaseException)
                     raise outcome
                 if outcome.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise _gone(f"adapter {adapter.name} cannot be used any longer: {outcome.details()}")
+                    raise gone(f"adapter {adapter.name} cannot be used any longer: {outcome.details()}")
             num_losses += bool(outcomes)
             await asyncio.sleep(_RETRY_S)
             adapter = await self._of_digest(request.adapter_digest)
@@ -129,8 +130,8 @@ class Adapters:
             left = self._learns_until - time.monotonic()
             if left <= 0 and self._is_served:
                 if adapter is None:
-                    raise _gone("the adapter of this request is not available any longer; send the request again")
-                raise _unserved()
+                    raise gone("the adapter of this request is not available any longer; send the request again")
+                raise unserved()
             attached = self._attached
             with suppress(TimeoutError):
                 await asyncio.wait_for(attached.wait(), left if left > 0 else None)
@@ -144,7 +145,7 @@ class Adapters:
         if (adapter := self.registry.named(name)) is not None:
             return adapter
         if not is_name(name) or name in self._missing:
-            raise _not_found(name)
+            raise not_found(name)
         if (finding := self._finding.get(name)) is None:
             finding = self._finding[name] = asyncio.create_task(self._find(name), name="find adapter")
             finding.add_done_callback(lambda _: self._finding.pop(name))
@@ -156,16 +157,16 @@ class Adapters:
                 return adapter
             if not (able := self._able()):
                 if self._is_served:
-                    raise _not_found(name)
-                raise _unavailable()
+                    raise not_found(name)
+                raise unavailable()
             wanted = Adapter(name, number=self.registry.next_number)
             try:
                 found = await able[0].client.load_adapter(wanted)
             except grpc.aio.AioRpcError as error:
                 if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
                     self._missing.add(name)
-                    raise _not_found(name) from error
-                raise _of_executor(error) from error
+                    raise not_found(name) from error
+                raise of_executor(error) from error
             found = await self._load_on_all(found)
             self._put(found)
             return found
@@ -203,7 +204,7 @@ class Adapters:
         """Takes a name away; its contents go when no request needs them any longer. Raises RpcError NOT_FOUND."""
         async with self._changing:
             if (adapter := self.registry.remove(request.name)) is None:
-                raise _not_found(request.name)
+                raise not_found(request.name)
             logger.info("adapter %s (%s) is unloaded", adapter.name, adapter.digest[:12])
             self._on_change()
         return admin_pb2.AdminServiceUnloadAdapterResponse()
@@ -265,7 +266,7 @@ class Adapters:
     async def _load_on_all(self, wanted: Adapter) -> Adapter:
         """Loads an adapter on all executors, or on none. Raises RpcError."""
         if not (able := self._able()):
-            raise _unserved() if self._is_served else _unavailable()
+            raise unserved() if self._is_served else unavailable()
         of_each = [_slots_of(driver) for driver in able]
         answers = await asyncio.gather(*(one.client.load_adapter(wanted) for one in able), return_exceptions=True)
         loaded = {answer.digest: answer for answer in answers if isinstance(answer, Adapter)}
@@ -277,7 +278,7 @@ class Adapters:
         for digest in loaded:
             await self._drop(digest)
         if errors:
-            raise _of_executor(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
+            raise of_executor(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
         what = f"executors found different contents at {wanted.path}; give all of them the same files"
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("path", what)])
 
@@ -325,32 +326,3 @@ def _slots_of(driver: ReplicaDriver) -> AdapterSlots:
     slots = driver.replica.slots
     assert isinstance(slots, AdapterSlots)
     return slots
-
-
-def _not_found(name: str) -> RpcError:
-    return RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {name!r} does not exist")
-
-
-def _unserved() -> RpcError:
-    return RpcError(
-        grpc.StatusCode.FAILED_PRECONDITION, "the executors serve no adapters; start them with --enable-lora"
-    )
-
-
-def _unavailable() -> RpcError:
-    return RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is available to load an adapter; try again later")
-
-
-def _gone(what: str) -> RpcError:
-    return RpcError(grpc.StatusCode.FAILED_PRECONDITION, what)
-
-
-def _of_executor(error: grpc.aio.AioRpcError) -> RpcError:
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return _unserved()
-    if error.code() is not grpc.StatusCode.UNAVAILABLE:
-        return RpcError.from_call(error)
-    return RpcError(
-        grpc.StatusCode.UNAVAILABLE,
-        f"an executor was lost while it loaded the adapter ({error.details()}); nothing has changed, try again",
-    )

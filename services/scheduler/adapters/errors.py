@@ -1,0 +1,39 @@
+"""The statuses of requests and changes that cannot be served."""
+
+import grpc
+
+from pagewire.wire.rpc import RpcError
+
+
+def not_found(name: str) -> RpcError:
+    """Returns the status of a name that stands for nothing."""
+    return RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {name!r} does not exist")
+
+
+def unserved() -> RpcError:
+    """Returns the status of requests where no executor has slots."""
+    return RpcError(
+        grpc.StatusCode.FAILED_PRECONDITION, "the executors serve no adapters; start them with --enable-lora"
+    )
+
+
+def unavailable() -> RpcError:
+    """Returns the status of a change without an executor."""
+    return RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is available to load an adapter; try again later")
+
+
+def gone(what: str) -> RpcError:
+    """Returns the status of a request with contents that are not available any longer."""
+    return RpcError(grpc.StatusCode.FAILED_PRECONDITION, what)
+
+
+def of_executor(error: grpc.aio.AioRpcError) -> RpcError:
+    """Returns the status of a change that an executor refused, or during which it was lost."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return unserved()
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return RpcError.from_call(error)
+    return RpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        f"an executor was lost while it loaded the adapter ({error.details()}); nothing has changed, try again",
+    )
