@@ -35,6 +35,7 @@ _RESUBMITTED_S = 5.0
 _UNUSED_S = 2 * _RESUBMITTED_S
 _LOOK_S = 1.0
 _RETRY_S = 0.1
+_NOT_THERE = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 # Executors that may be lost while they load an adapter for a request.
 _MAX_LOSSES = 3
 
@@ -163,9 +164,9 @@ class Adapters:
             try:
                 found = await able[0].client.load_adapter(wanted)
             except grpc.aio.AioRpcError as error:
-                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+                if error.code() in _NOT_THERE:  # there may be no directory, or an adapter that does not fit
                     self._missing.add(name)
-                    raise not_found(name) from error
+                    raise not_found(name, error.details() or "") from error
                 raise of_executor(error) from error
             found = await self._load_on_all(found)
             self._put(found)

@@ -5,9 +5,9 @@ import grpc
 from pagewire.wire.rpc import RpcError
 
 
-def not_found(name: str) -> RpcError:
-    """Returns the status of a name that stands for nothing."""
-    return RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {name!r} does not exist")
+def not_found(name: str, why: str = "") -> RpcError:
+    """Returns the status of a name that stands for nothing. why: the executor's reason."""
+    return RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {name!r} does not exist" + (f": {why}" if why else ""))
 
 
 def unserved() -> RpcError:

@@ -8,7 +8,7 @@ has entered, no other request enters with that slot's adapter.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pagewire.services.scheduler.values.request import Request, RequestStatus
+from pagewire.services.scheduler.values.request import FinishReason, Request, RequestStatus
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +17,12 @@ class _Slot:
     digest: str = ""  # of its adapter; empty: it has none
     users: set[Request] = field(default_factory=set)
     used_at: int = 0  # when a request last entered or left
+    latest: Request | None = None  # that left
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if the last request failed: the executor may have been unable to read the adapter."""
+        return not self.users and self.latest is not None and self.latest.finish_reason is FinishReason.ERROR
 
     @property
     def num_remaining(self) -> int:
@@ -49,10 +55,6 @@ class AdapterSlots:
 
     def has_loaded(self, digest: str) -> bool:
         return digest in self._loaded
-
-    def holds(self, digest: str) -> bool:
-        """Returns whether the adapter lies in a slot."""
-        return self._slot_of(digest) is not None
 
     def on_loaded(self, digest: str) -> None:
         """Takes in that the executor can put the adapter into a slot from now on."""
@@ -90,9 +92,10 @@ class AdapterSlots:
             return 0
         slot = self._find(request)
         assert slot is not None, "a request enters without a slot for its adapter"
-        if slot.digest != request.adapter_digest:
+        if slot.digest != request.adapter_digest or slot.is_doubtful:
             assert not slot.users, "a slot is in use"
             slot.digest = request.adapter_digest
+            slot.latest = None
             self._changes.append((slot.number, slot.digest))
         slot.users.add(request)
         self._touch(slot)
@@ -102,6 +105,7 @@ class AdapterSlots:
         """Takes in that a running request has ended or was preempted."""
         if request.adapter_digest and (slot := self._slot_of(request.adapter_digest)) is not None:
             slot.users.discard(request)
+            slot.latest = request
             self._touch(slot)
 
     def take_changes(self) -> list[tuple[int, str]]:

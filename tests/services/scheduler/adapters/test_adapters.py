@@ -15,7 +15,7 @@ from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
 
 VOCAB = 1000
-FILES = {"/a": "aa", "/b": "bb", "/bad": "bad", "found": "ff"}
+FILES = {"/a": "aa", "/b": "bb", "/bad": "bad", "unfit": "bad", "found": "ff"}
 
 
 def executor(
@@ -92,11 +92,12 @@ async def test_the_executor_has_an_adapter_in_memory_before_its_request_enters(t
 async def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor({"x": "xx"})).running() as line:
         await line.wait_for_executors(1)
-        for name in ("other", "other", "../x", "/etc/passwd", "x" * 5000):
+        for name in ("other", "other", "unfit", "../x", "/etc/passwd", "x" * 5000):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await generate(line, name)
             assert raised.value.code() is grpc.StatusCode.NOT_FOUND
-        assert [one.name for one in line.executor.adapter_loads] == ["other"]  # not asked for it again
+        # It was not asked for the same again, or for names that are none.
+        assert [one.name for one in line.executor.adapter_loads] == ["other", "unfit"]
 
 
 async def test_an_adapter_of_the_directory_is_loaded_on_first_use(tmp_path: Path) -> None:

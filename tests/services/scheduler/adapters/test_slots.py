@@ -175,7 +175,16 @@ def test_a_forgotten_adapter_is_put_into_a_slot_again() -> None:
     assert slots.take_changes() == [(1, "a")]
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_slot_is_filled_again_after_an_error() -> None:
+    """The executor may have been unable to read the adapter."""
+    line = line_of(executor(refused_token_id=7))
+    for prompt in ([1], [7], [1], [1]):
+        line.add(prompt, max_tokens=2, adapter_digest="a")
+        line.run()
+    assert [slot for step in line.steps for slot in step.adapter_slots] == [(1, "a"), (1, "a")]
+
+
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_slots_are_kept_and_everything_ends(data: st.DataObject) -> None:
     """The fake executor fails if a slot that a row uses gets another adapter, or if there is no such slot. All requests
