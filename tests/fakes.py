@@ -439,7 +439,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             digest: common_pb2.Adapter(name=name, path=f"/{name}", digest=digest, rank=8)
             for name, digest in (adapters or {}).items()
         }
-        self.has_unloaded = asyncio.Event()
+        self.has_been_asked_for_adapter, self.has_unloaded = asyncio.Event(), asyncio.Event()
         self.adapter_loads: list[common_pb2.Adapter] = []  # that it was asked for
         self.may_load_adapter = asyncio.Event()
         self.may_load_adapter.set()
@@ -520,6 +520,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> executor_pb2.LoadAdapterResponse:
         wanted = request.adapter
         self.adapter_loads.append(wanted)
+        self.has_been_asked_for_adapter.set()
         await self.may_load_adapter.wait()
         if wanted.digest in self.adapters:  # it is in memory
             return executor_pb2.LoadAdapterResponse(adapter=wanted)

@@ -90,7 +90,8 @@ class AdapterSlots:
         """Gives a request that enters the slot of its adapter, and returns its number; 0: it has no adapter."""
         if not request.adapter_digest:
             return 0
-        slot = self._find(request)
+        # Its slot may have been reserved after its turn was decided.
+        slot = self._slot_of(request.adapter_digest) or self._find(request)
         assert slot is not None, "a request enters without a slot for its adapter"
         if slot.digest != request.adapter_digest or slot.is_doubtful:
             assert not slot.users, "a slot is in use"

@@ -83,6 +83,7 @@ async def test_the_executor_has_an_adapter_in_memory_before_its_request_enters(t
         await line.wait_for_executors(1)
         line.executor.may_load_adapter.clear()
         waiting = asyncio.create_task(generate(line, "x"))
+        await line.executor.has_been_asked_for_adapter.wait()
         assert await generate(line, "") == output("")  # others go on
         assert line.executor.adapter_loads[0].digest == "xx" and not waiting.done()
         line.executor.may_load_adapter.set()

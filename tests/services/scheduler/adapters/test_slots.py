@@ -84,6 +84,16 @@ def test_an_adapter_with_one_request_is_not_starved() -> None:
     assert all(request.finish_reason is FinishReason.LENGTH for request in after)
 
 
+def test_a_turn_that_was_decided_before_a_reservation_counts() -> None:
+    """Heads of several lanes are judged before one of them enters."""
+    line = line_of(executor(max_adapters=1))
+    line.add([1], max_tokens=50, adapter_digest="a", tenant="t")
+    line.schedule()
+    for tenant, digest in (("t", "a"), ("u", "a"), ("v", "b"), ("", "b"), ("w", "a")):
+        line.add([1], max_tokens=5, adapter_digest=digest, tenant=tenant)
+    line.run()
+
+
 def test_the_slot_that_is_free_soonest_is_reserved() -> None:
     line = line_of(executor(max_adapters=2))
     line.add([1], max_tokens=100, adapter_digest="a")
@@ -184,7 +194,7 @@ def test_a_slot_is_filled_again_after_an_error() -> None:
     assert [slot for step in line.steps for slot in step.adapter_slots] == [(1, "a"), (1, "a")]
 
 
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_slots_are_kept_and_everything_ends(data: st.DataObject) -> None:
     """The fake executor fails if a slot that a row uses gets another adapter, or if there is no such slot. All requests
