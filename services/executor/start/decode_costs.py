@@ -10,6 +10,7 @@ from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.runner.executor_info import DecodeCosts
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.warm_up import with_drafts
 
 # Tokens of the measured steps. The cost of larger steps grows linearly.
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -25,10 +26,11 @@ def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time
     """Measures a runner that drafts and is warm. All ranks of the group call it, and stop at the same step."""
     limits, start = runner.limits, clock()
     largest = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    with_drafts = BatchShape.uniform(1, 1 + runner.max_draft_tokens)
+    drafted = with_drafts(runner)
+    num_drafts = drafted.num_tokens - 1
     times: dict[BatchShape, float] = {}
-    if with_drafts.num_tokens <= limits.max_num_batched_tokens:
-        times[with_drafts] = _seconds(runner, with_drafts, clock)
+    if num_drafts:
+        times[drafted] = _seconds(runner, drafted, clock)
     for size in (size for size in _SIZES if size <= largest):
         shape = BatchShape.uniform(size)
         if size > _WARM_SIZES:
@@ -40,12 +42,12 @@ def measure(runner: ModelRunner, group: Group, clock: Callable[[], float] = time
         if not group.least(int(clock() - start < _ENOUGH_AGAIN_S)):
             break
         times = {shape: min(seconds, _seconds(runner, shape, clock)) for shape, seconds in times.items()}
-    steps = [(shape.num_tokens, seconds) for shape, seconds in times.items() if shape != with_drafts]
-    if with_drafts not in times:
+    steps = [(shape.num_tokens, seconds) for shape, seconds in times.items() if shape.max_query_len == 1]
+    if not num_drafts:
         return DecodeCosts(tuple(steps))
     # The time beyond a step of the same number of tokens is the proposer's.
-    rest = times[with_drafts] - _interpolated(steps, with_drafts.num_tokens)
-    return DecodeCosts(tuple(steps), max(0.0, rest) / runner.max_draft_tokens)
+    rest = times[drafted] - _interpolated(steps, drafted.num_tokens)
+    return DecodeCosts(tuple(steps), max(0.0, rest) / num_drafts)
 
 
 def _seconds(runner: ModelRunner, shape: BatchShape, clock: Callable[[], float]) -> float:

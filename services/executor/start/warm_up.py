@@ -22,7 +22,7 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
         runner.dummy_run(2, 2)
         runner.dummy_run(1, 1)  # a lone request finds its steps recorded
         if runner.max_draft_tokens:
-            runner.uniform_run(BatchShape.uniform(1, 1 + runner.max_draft_tokens))
+            runner.uniform_run(with_drafts(runner))
         return
     for num_reqs, num_tokens in warm_up_steps(runner.limits):
         runner.dummy_run(num_reqs, num_tokens)
@@ -30,11 +30,17 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
     for num_reqs in (1, runner.limits.max_num_seqs):
         runner.dummy_run(num_reqs, num_reqs, sampling=COSTLY_SAMPLING)
         if runner.max_draft_tokens:
-            drafted = BatchShape.uniform(num_reqs, 1 + runner.max_draft_tokens)
+            drafted = with_drafts(runner, num_reqs)
             runner.uniform_run(drafted)
             runner.uniform_run(drafted, sampling=COSTLY_SAMPLING)
     if runner.pooling.generates:
         _warm_up_prompt_logprobs(runner)
+
+
+def with_drafts(runner: ModelRunner, num_reqs: int = 1) -> BatchShape:
+    """Returns the shape of a step in which each request has the most drafts, or as many as a request has room for."""
+    longest = min(runner.limits.max_num_batched_tokens, runner.limits.max_model_len - 1)
+    return BatchShape.uniform(num_reqs, min(1 + runner.max_draft_tokens, longest))
 
 
 def _warm_up_prompt_logprobs(runner: ModelRunner) -> None:

@@ -285,11 +285,18 @@ def test_graphs_asked_for_on_a_cpu_are_refused_in_the_log(directory: Path, caplo
     assert [message for message in caplog.messages if "CUDA" in message] == ["CUDA graphs are off: steps run on cpu"]
 
 
+def test_drafts_that_a_request_has_no_room_for_are_not_measured(directory: Path):
+    assert len(start(directory, max_num_batched_tokens=1, max_num_seqs=1)[1].decode_costs.steps) == 1
+    short = start(directory, max_model_len=4)[1].decode_costs
+    assert len(short.steps) >= 2
+
+
 def test_seconds_per_phase_are_reported(directory: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="pagewire.services.executor.start.startup"):
         start(directory)
     (line,) = caplog.messages
-    assert re.fullmatch(r"ready: weights [\d.]+ s, kv cache [\d.]+ s, warm up [\d.]+ s", line)
+    phases = ("weights", "drafter", "kv cache", "warm up", "decode costs")
+    assert re.fullmatch("ready: " + ", ".join(rf"{phase} [\d.]+ s" for phase in phases), line)
     assert stats.LOAD_SECONDS.labels("warm_up")._value.get() > 0
 
 
