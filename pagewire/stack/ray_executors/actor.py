@@ -117,7 +117,8 @@ class ExecutorActor:
 
     def _service(self, config: ExecutorConfig) -> Service:
         # Readiness is checked at the socket, which needs no certificates.
-        listen = "" if config.rank else ",".join(dict.fromkeys([self._socket, self._address]))
+        leads = ",".join(dict.fromkeys([self._socket, self._address]))
+        listen = ExecutorConfig.listen if config.rank else leads  # that of the leader is not for the other ranks
         ready = self._has_started if config.rank else self._leads
         name = f"{self._spec.name} rank {config.rank}" if config.leader else self._spec.name
         service = launch.service("executor", replace(config, listen=listen), ready, name=name)
