@@ -38,7 +38,14 @@ CURVE_ROUNDS = 9
 CURVE_REQUESTS = (1, 8, 32)
 CURVE_CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 KERNELS = {
-    "products": ("grouped_linear", "packed_linear", "packed_gated_linear", "linear", "linear_many"),
+    "products": (
+        "grouped_linear",
+        "grouped_gated_linear",
+        "packed_linear",
+        "packed_gated_linear",
+        "linear",
+        "linear_many",
+    ),
     "attention": ("paged_attention",),
     "norms": ("add_rms_norm", "rms_norm", "layer_norm"),
     "rotary, KV": ("rotary_store_kv", "store_kv"),

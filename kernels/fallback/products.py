@@ -55,6 +55,24 @@ def grouped_linear(
     return reference.linear(x, weight.to(x.dtype), bias, dtype)
 
 
+def grouped_gated_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    exact: bool,
+) -> Tensor:
+    weight, form = (codes, scales, offsets, codebook, permutation), (out_features, bits, group_size, zero_point)
+    return silu_and_mul(grouped_linear(x, *weight, bias, *form, torch.float32), x.dtype)
+
+
 def normed_grouped_linear(
     x: Tensor,
     residual: Tensor,

@@ -79,6 +79,26 @@ def grouped_linear(
     return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 
+@op(cuda=False)
+def grouped_gated_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    exact: bool,
+) -> Tensor:
+    """Computes `silu_and_mul` of `grouped_linear`'s result in fp32, rounded once to x's dtype; bias fp32. exact: x, in
+    fp32, is not rounded."""
+    return x.new_empty((*x.shape[:-1], out_features // 2))
+
+
 @op(mutates=("updated",))
 def normed_grouped_linear(
     x: Tensor,

@@ -73,6 +73,25 @@ class PackedGrouped:
             dtype,
         )
 
+    def gated(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns `silu_and_mul` of the product, in x's dtype."""
+        if self.layout == "cuda":
+            return ops.silu_and_mul(self(x, bias, dtype), x.dtype)
+        return ops.grouped_gated_linear(
+            x,
+            self.codes,
+            self.scales,
+            self.offsets,
+            self.codebook,
+            self.permutation,
+            None if bias is None else bias.float(),
+            self.shape[0],
+            self.bits,
+            self.group_size,
+            self.zero_point,
+            dtype is None and x.dtype is torch.float32,
+        )
+
     @property
     def takes_norm(self) -> bool:
         """Returns whether `after_norm` may be called."""
@@ -163,6 +182,9 @@ class RoughGrouped(PackedGrouped):
         )
         return product if dtype is None else product.to(dtype)
 
+    def gated(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        return ops.silu_and_mul(self(x, bias, dtype), x.dtype)
+
 
 @dataclass(frozen=True)
 class _PackedBytes(ByteWeight):
@@ -179,7 +201,7 @@ class PackedInt8(_PackedBytes):
         product = ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
         return product if dtype is None else product.to(dtype)
 
-    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def gated(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """`silu_and_mul` of the product."""
         return ops.int8_linear(x, self.weight, self.scales, self.input_scale, bias, True)
 
@@ -192,7 +214,7 @@ class PackedFp8(_PackedBytes):
         product = ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, False)
         return product if dtype is None else product.to(dtype)
 
-    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def gated(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """`silu_and_mul` of the product."""
         return ops.fp8_linear(x, self.weight, self.scales, self.input_scale, bias, True)
 

@@ -130,6 +130,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
             False,
         ),
         "grouped_linear": (x, *codes, None, None, 9, *form, None),
+        "grouped_gated_linear": (x, *codes, None, None, 8, *form, True),
         "rough_grouped_linear": (whole, *codes[:-1], None, None, 9, *form),
         "grouped_embedding": (torch.tensor([3, 8, 0]), *codes, *packed.shape, *form, torch.float32),
         "packed_linear": (torch.randint(-3, 4, (6, 70)).bfloat16(), dense, None, 9, None),
@@ -168,6 +169,7 @@ def test_every_op_is_checked_as_registered() -> None:
 # Their references take a weight as numbers; what a CPU packs has none but the unpacked product.
 WITHOUT_REFERENCE = {
     "grouped_linear",
+    "grouped_gated_linear",
     "rough_grouped_linear",
     "grouped_embedding",
     "packed_linear",

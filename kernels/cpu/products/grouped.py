@@ -11,12 +11,14 @@ from torch import Tensor
 from pagewire.kernels.cpu.layouts.grouped_layout import shape_of
 from pagewire.kernels.cpu.runtime.library import I, L, P, bind, check_rows, dtype_code, result_dtype
 
-__all__ = ["grouped_embedding", "grouped_linear", "rough_grouped_linear"]
+__all__ = ["grouped_embedding", "grouped_gated_linear", "grouped_linear", "rough_grouped_linear"]
 
 # dtype of scales or offsets -> GroupKind (grouped.h)
 KINDS = {None: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3, torch.int8: 4}
 
-_grouped_linear = bind("grouped_linear", I, I, I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
+_LINEAR = (I, I, I, P, P, *[I, P] * 2, *[P] * 4, *[L] * 3, I, L, I, I)
+_grouped_linear = bind("grouped_linear", *_LINEAR)
+_grouped_gated_linear = bind("grouped_gated_linear", *_LINEAR)
 _rough_grouped_linear = bind("rough_grouped_linear", I, P, P, *[I, P] * 2, *[P] * 3, *[L] * 3, I, L, I, I)
 _grouped_embedding = bind("grouped_embedding", I, P, L, P, *[I, P] * 2, P, P, *[L] * 2, I, L, I, I)
 
@@ -40,7 +42,30 @@ def grouped_linear(
     out = torch.empty((x.shape[0], out_features), dtype=result_dtype("grouped_linear", x, dtype))
     is_exact = dtype is None and x.dtype is torch.float32
     dtypes, form = (dtype_code(x), dtype_code(out), is_exact), (bits, group_size, zero_point)
-    return _product(_grouped_linear, dtypes, x, tables, permutation, bias, out, form)
+    return _product(_grouped_linear, dtypes, x, tables, permutation, _as(out, bias), out_features, out, form)
+
+
+def grouped_gated_linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    codebook: Tensor | None,
+    permutation: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+    bits: int,
+    group_size: int,
+    zero_point: int,
+    exact: bool,
+) -> Tensor:
+    check_codes("grouped_gated_linear", codes, out_features, x.shape[1], group_size, bits)
+    if bias is not None and bias.dtype is not torch.float32:
+        raise TypeError(f"grouped_gated_linear: bias must be torch.float32, not {bias.dtype}")
+    tables = (*_groups(codes, scales, offsets), None if codebook is None else codebook.data_ptr())
+    out = torch.empty((x.shape[0], out_features // 2), dtype=x.dtype)
+    dtypes, form = (dtype_code(x), dtype_code(out), exact), (bits, group_size, zero_point)
+    return _product(_grouped_gated_linear, dtypes, x, tables, permutation, bias, out_features, out, form)
 
 
 def rough_grouped_linear(
@@ -58,7 +83,8 @@ def rough_grouped_linear(
     check_codes("rough_grouped_linear", codes, out_features, x.shape[1], group_size, bits)
     tables, form = _groups(codes, scales, offsets), (bits, group_size, zero_point)
     out = torch.empty((x.shape[0], out_features), dtype=x.dtype)
-    return _product(_rough_grouped_linear, (dtype_code(x),), x, tables, permutation, bias, out, form)
+    dtypes, bias = (dtype_code(x),), _as(out, bias)
+    return _product(_rough_grouped_linear, dtypes, x, tables, permutation, bias, out_features, out, form)
 
 
 def grouped_embedding(
@@ -102,6 +128,10 @@ def _groups(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> tuple[int 
     return codes.data_ptr(), KINDS[scales.dtype], scales.data_ptr(), kind, offset_data
 
 
+def _as(out: Tensor, bias: Tensor | None) -> Tensor | None:
+    return bias if bias is None or bias.dtype is out.dtype else bias.to(out.dtype)
+
+
 def _product(
     function: Callable[..., None],
     dtypes: tuple[int, ...],
@@ -109,12 +139,11 @@ def _product(
     tables: tuple[int | None, ...],
     permutation: Tensor | None,
     bias: Tensor | None,
+    out_features: int,
     out: Tensor,
     form: tuple[int, int, int],
 ) -> Tensor:
     num_tokens, in_features = x.shape
-    if bias is not None and bias.dtype is not out.dtype:
-        bias = bias.to(out.dtype)
     x = x.contiguous()
     function(
         *dtypes,
@@ -125,7 +154,7 @@ def _product(
         out.data_ptr(),
         num_tokens,
         in_features,
-        out.shape[1],
+        out_features,
         *form,
         torch.get_num_threads(),
     )

@@ -123,7 +123,7 @@ class Linear:
     def gated(self, x: Tensor) -> Tensor:
         """`silu_and_mul` of the product, [num_tokens, outputs of the rank / 2], as products take it"""
         if self._exchange is None and isinstance(self.weight, GatedWeight):
-            return self.weight.gated(x.to(self.input_dtype), self.bias)
+            return self.weight.gated(x.to(self.input_dtype), self.bias, self._results)
         return ops.silu_and_mul(self(x), self.input_dtype)
 
     @property

@@ -68,7 +68,7 @@ class PackedDense:
     def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         return ops.packed_linear(x, self.tensor, bias, self.shape[0], dtype)
 
-    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def gated(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         return ops.packed_gated_linear(x, self.tensor, None if bias is None else bias.float(), self.shape[0])
 
     def multiply_experts(self, x: Tensor, bias: Tensor | None, order: Tensor, starts: Tensor, gated: bool) -> Tensor:
@@ -194,8 +194,8 @@ class NormedWeight(Protocol):
 class GatedWeight(Protocol):
     """A weight of gates and ups with a product that may end with their activation."""
 
-    def gated(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """`silu_and_mul` of the product, in x's dtype."""
+    def gated(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """`silu_and_mul` of the product in `dtype`, in x's dtype."""
 
 
 @runtime_checkable

@@ -162,8 +162,8 @@ def _fixed_point_error(x: Tensor, matrix: Tensor, weight: GroupedWeight) -> Tens
         for code in extremes:
             numbers = replace(weight, codes=torch.full_like(weight.codes, code), permutation=None).dequantize()
             largest = largest.maximum(numbers.double().abs())
-    units = -(-(width if is_fp8 else padded(x).shape[1]) // 32)  # of which each block has at most 8
-    blocks = -(-units // 8)
+    units = -(-(width if is_fp8 else padded(x).shape[1]) // 32)  # of which each block has at most 24
+    blocks = -(-units // 24)
     while is_fp8 and units % blocks:
         blocks += 1
     block = -(-units // blocks) * 32

@@ -2,9 +2,11 @@
 
 #include <cmath>
 
+#include "common/amx.h"
 #include "common/processor.h"
 #include "common/replay.h"
 #include "grouped/grouped_linear.h"
+#include "products/gates.h"
 
 namespace {
 
@@ -15,6 +17,8 @@ constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other t
 // times per token.
 constexpr int64_t AMX_MIN_TOKENS = 16;
 constexpr int64_t AMX_MIN_TABLE_TOKENS = 12;
+
+constexpr int64_t GATED_TOKENS = 512;  // with sums that become gates afterwards
 
 // The number of tokens from which fixed point pays: they share what decoding the weights takes. Without AVX-512 that is
 // more of them, except with tables, of which there are no other products of integers.
@@ -30,6 +34,47 @@ bool fits_bytes(const GroupedWeight& w) {
     return true;
 }
 
+void linear(GroupedWeight w, const void* x, const int32_t* permutation, const Output& output, int threads) {
+    if (output.tokens * w.in * w.out < SERIAL_WORK) threads = 1;
+    const bool has_table = w.codebook && !fits_bytes(w);
+    const int64_t amx_tokens = has_table ? AMX_MIN_TABLE_TOKENS : AMX_MIN_TOKENS;
+    if (!output.exact && !batch_invariant && output.tokens >= amx_tokens &&
+        grouped_linear_amx(w, x, permutation, output, threads)) return;
+    if (in_fixed_point(output.tokens, fixed_point_tokens(w, has_table)) &&
+        grouped_linear_fixed_point(w, x, permutation, output, threads)) return;
+    if (has_table && grouped_linear_table(w, x, permutation, output, threads)) return;
+    if (output.exact || has_table) return grouped_linear_float(w, x, permutation, output, threads);
+    if (w.codebook) w.zero_point = TABLE_ZERO_POINT;
+    grouped_linear_int8(w, x, permutation, output, threads);
+}
+
+// Whether gates can be summed side by side with what they multiply.
+bool gates_in_products(const GroupedWeight& w, const Output& output) {
+#if defined(PAGEWIRE_AMX)
+    if (!batch_invariant && output.tokens >= AMX_MIN_TOKENS && amx::permitted()) return false;
+#endif
+    const bool has_table = w.codebook && !fits_bytes(w);
+    return PAIRS_OF_TILES && !output.exact && !has_table && w.out % (2 * TILE) == 0;
+}
+
+// The sums of some tokens at a time.
+void gate_afterwards(const GroupedWeight& w, const void* x, const int32_t* permutation, const Output& output,
+                     int threads) {
+    static thread_local std::vector<float> memory;
+    const Passes passes(output.tokens, GATED_TOKENS);
+    const int64_t half = w.out / 2, size = output.dtype == FLOAT32 ? sizeof(float) : sizeof(bf16);
+    memory.resize(passes.per_pass * w.out);
+    for (int64_t first = 0; first < passes.tokens; first += passes.per_pass) {
+        const int64_t count = passes.count(first);
+        const Output sums = {output.dtype, FLOAT32, output.exact, memory.data(), output.bias, count, w.out};
+        linear(w, (const char*)x + first * w.in * size, permutation, sums, threads);
+        with_dtype(output.result_dtype, [&](auto t) {
+            gate((decltype(t)*)output.data + first * half, memory.data(), count, half,
+                 count * half < SERIAL_WORK ? 1 : threads);
+        });
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -42,20 +87,24 @@ void pagewire_grouped_linear(int dtype, int result_dtype, int exact, const void*
                              const void* bias, void* result, int64_t tokens, int64_t in, int64_t out, int bits,
                              int64_t group_size, int zero_point, int threads) {
     if (tokens == 0 || out == 0) return;
-    GroupedWeight w = {codes, scales, offsets, codebook, in, out, bits, (int)std::min(group_size, in),
-                       zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
-    const Output output = {dtype, result_dtype, (bool)exact, result, bias, tokens, out};
-    if (tokens * in * out < SERIAL_WORK) threads = 1;
-    const bool has_table = codebook && !fits_bytes(w);
-    const int64_t amx_tokens = has_table ? AMX_MIN_TABLE_TOKENS : AMX_MIN_TOKENS;
-    if (!exact && !batch_invariant && tokens >= amx_tokens &&
-        grouped_linear_amx(w, x, permutation, output, threads)) return;
-    if (in_fixed_point(tokens, fixed_point_tokens(w, has_table)) &&
-        grouped_linear_fixed_point(w, x, permutation, output, threads)) return;
-    if (has_table && grouped_linear_table(w, x, permutation, output, threads)) return;
-    if (exact || has_table) return grouped_linear_float(w, x, permutation, output, threads);
-    if (codebook) w.zero_point = TABLE_ZERO_POINT;
-    grouped_linear_int8(w, x, permutation, output, threads);
+    const GroupedWeight w = {codes, scales, offsets, codebook, in, out, bits, (int)std::min(group_size, in),
+                             zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
+    linear(w, x, permutation, {dtype, result_dtype, (bool)exact, result, bias, tokens, out}, threads);
+}
+
+// The same with silu(gates) * ups of the sums, gates first: bias fp32 [out] or null, result [tokens, out / 2]
+void pagewire_grouped_gated_linear(int dtype, int result_dtype, int exact, const void* x, const uint8_t* codes,
+                                   int scale_kind, const char* scales, int offset_kind, const char* offsets,
+                                   const float* codebook, const int32_t* permutation, const void* bias, void* result,
+                                   int64_t tokens, int64_t in, int64_t out, int bits, int64_t group_size,
+                                   int zero_point, int threads) {
+    if (tokens == 0 || out == 0) return;
+    const GroupedWeight w = {codes, scales, offsets, codebook, in, out, bits, (int)std::min(group_size, in),
+                             zero_point, (GroupKind)scale_kind, (GroupKind)offset_kind};
+    Output output = {dtype, result_dtype, (bool)exact, result, bias, tokens, out};
+    output.gated = gates_in_products(w, output);
+    if (output.gated) return linear(w, x, permutation, output, threads);
+    gate_afterwards(w, x, permutation, output, threads);
 }
 
 // As pagewire_grouped_linear, of a weight without a codebook; inputs are rounded to 8 bits.
@@ -83,5 +132,6 @@ void pagewire_grouped_embedding(int dtype, const int64_t* ids, int64_t count, co
 }
 
 PAGEWIRE_REPLAYABLE(grouped_linear)
+PAGEWIRE_REPLAYABLE(grouped_gated_linear)
 PAGEWIRE_REPLAYABLE(rough_grouped_linear)
 PAGEWIRE_REPLAYABLE(grouped_embedding)

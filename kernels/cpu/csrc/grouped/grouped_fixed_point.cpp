@@ -16,6 +16,8 @@ using fixed_point::Integers;
 using fixed_point::LARGEST_DECODED;
 using fixed_point::u16_register;
 
+static_assert(!PAIRS_OF_TILES || fixed_point::GROUP == 2);
+
 constexpr int UNIT_ROWS = UNIT / 2;  // of pairs of inputs, in the order of `in_order_of_pairs`
 constexpr int FACTOR_BITS = 15;      // a product of codes is divided by 2^15
 
@@ -189,7 +191,7 @@ class Scaled : public TileOf {
         // Where squares are no floats it is as if all were as large as the peak.
         const f32_register by_norm = (peak > 1e-15f) & (peak < 1e17f)
                                          ? square_root(squares * (float)(UNIT / PARTS)) * (1 / DECODED_NORM)
-                                         : peak * (16 / DECODED_NORM);
+                                         : peak * (fixed_point::MOST_NORM / DECODED_NORM);
         const f32_register unit = max(peak * (1 / LARGEST_DECODED), by_norm);
         store_register(scales, unit + poison);
         const f32_register integers = peak > SMALLEST_PEAK ? 1.0f / unit : f32_register{};
@@ -244,11 +246,13 @@ int block_units(const GroupedWeight& w, bool in_groups) {
 struct Results {
     const Output& output;
 
-    void fetch(int64_t token, int64_t tile, int64_t end) const {
-        for (; tile < end; tile++) __builtin_prefetch(output.at(token, tile), 1);
+    int64_t in_turn(int64_t index) const { return output.in_turn(index); }
+    void fetch(int64_t token, int count, int64_t tile, int64_t end) const {
+        for (int t = 0; t < count; t++)
+            for (int64_t i = tile; i < end; i += output.gated ? 2 : 1) __builtin_prefetch(output.at(token + t, i), 1);
     }
-    void write(int64_t token, int64_t tile, int64_t end, const f32x16* sums) const {
-        for (; tile < end; tile++, sums++) output.write(token, tile, *sums);
+    void write(int64_t token, int count, int64_t tile, int64_t end, const f32x16* sums, int64_t stride) const {
+        output.write_tokens(token, count, tile, end, sums, stride);
     }
 };
 

@@ -5,6 +5,8 @@
 
 namespace {
 
+static_assert(TILES == (PAIRS_OF_TILES ? 2 : 1));
+
 constexpr int CHUNK_TILES = 4;    // tiles that a thread takes at a time
 constexpr int STAGE_BLOCKS = 8;   // with integer sums before any becomes a float
 constexpr int PREFETCH = 2048;    // bytes of a tile's codes fetched ahead of the products
@@ -201,7 +203,8 @@ void linear(const Problem& p, const Output& output, int threads) {
     const GroupedWeight& w = p.weight;
     const int64_t tiles = w.tiles(), group_floats = GroupNumbers::floats(w), tile_bytes = w.units() * w.unit_bytes();
     // The same codes of the next tiles; or of these, so that the cache still holds them when they are read.
-    const int64_t ahead = TILES * tile_bytes <= MOST_PREFETCH ? TILES * tile_bytes : PREFETCH;
+    const int next = output.gated ? 1 : TILES;  // tiles from one to that which comes after it
+    const int64_t ahead = next * tile_bytes <= MOST_PREFETCH ? next * tile_bytes : PREFETCH;
     const GroupNumbers scales(w, false), offsets(w, true);
     parallel::for_each(threads, (tiles + CHUNK_TILES - 1) / CHUNK_TILES, [&](int64_t chunk) {
         static thread_local std::vector<float> memory;
@@ -211,17 +214,19 @@ void linear(const Problem& p, const Output& output, int threads) {
             const int tiles_here = (int)std::min<int64_t>(TILES, end - tile);
             WeightTile weights[TILES];
             for (int n = 0; n < TILES; n++) {
-                const int64_t one = tile + std::min(n, tiles_here - 1);
+                const int64_t one = output.in_turn(tile + std::min(n, tiles_here - 1));
                 float* const numbers = memory.data() + 2 * n * group_floats;
-                weights[n] = {w.tile_codes(one), scales.of(one, TILES, numbers),
-                              offsets.of(one, TILES, numbers + group_floats), scales.number_bytes(),
+                weights[n] = {w.tile_codes(one), scales.of(one, next, numbers),
+                              offsets.of(one, next, numbers + group_floats), scales.number_bytes(),
                               offsets.number_bytes()};
             }
             for (int64_t first = 0; first < output.tokens; first += p.passes.per_pass) {
                 f32x16 sums[TILES][MAX_TOKENS];
                 const int count = p.passes.count(first);
                 multiply_of<Codes, ROUGH>(count)(p, first, weights, ahead, sums);
-                for (int n = 0; n < tiles_here; n++)
+                for (int t = 0; t < count && output.gated; t++)
+                    output.write_gated(first + t, tile, sums[0][t], sums[TILES - 1][t]);
+                for (int n = 0; n < tiles_here && !output.gated; n++)
                     for (int t = 0; t < count; t++) output.write(first + t, tile + n, sums[n][t]);
             }
         }

@@ -27,19 +27,21 @@ namespace fixed_point {
 using packed::TILE;
 
 constexpr int MOST_IN_BLOCK = 1024;                        // inputs that share a scale
-constexpr int MOST_DECODED = 256;                          // likewise, of weights that are decoded
+constexpr int MOST_DECODED = 768;                          // likewise, of weights that are decoded
 constexpr int GROUP = packed::Floats::GROUP;               // tiles multiplied together
 constexpr int MAX_TOKENS = packed::tokens_with(GROUP);     // likewise
 constexpr int64_t MOST_GROUP = 8;                          // tiles of a piece of work, at most
 constexpr int LINE = 64;                                   // bytes that come to a cache at a time
-constexpr int64_t STAGE_INPUTS = 512;                      // decoded at a time, so that they stay in the L1 cache
+constexpr int64_t STAGE_INPUTS = MOST_DECODED;             // decoded at a time, so that they stay in the L1 cache
 constexpr int64_t PART_TOKENS = 512;                       // with inputs in fixed point at a time
 using packed::LARGEST_NORM;  // rounding adds at most half of sqrt(MOST_IN_BLOCK); errors of a norm are below 1e-5
 static_assert((1.0001 * LARGEST_NORM + 16) * (1.0001 * LARGEST_NORM + 16) < 0x1p31 && MOST_IN_BLOCK <= 32 * 32);
 // Of weights that are decoded only a bound of the norm is known, about twice the norm: they have more of the bits. They
 // are sums of rounded numbers: each is wrong by less than 2.
 constexpr float DECODED_NORM = 80000.0f, NORM_BESIDE_DECODED = LARGEST_NORM * LARGEST_NORM / DECODED_NORM;
-static_assert((1.0001 * DECODED_NORM + 32) * (1.0001 * NORM_BESIDE_DECODED + 8) < 0x1p31 && MOST_DECODED <= 16 * 16);
+constexpr float MOST_NORM = 32.0f;  // of as many ones as a block has
+static_assert((1.0001 * DECODED_NORM + 2 * MOST_NORM) * (1.0001 * NORM_BESIDE_DECODED + MOST_NORM / 2) < 0x1p31 &&
+              MOST_DECODED <= MOST_NORM * MOST_NORM);
 constexpr float LARGEST_DECODED = 12000.0f;  // 4/3 of twice that, which a step between codes of 2 bits is, fits 16 bits
 constexpr float SPIKE = 24.0f;   // times the mean magnitude of a block; less in small ones
 constexpr int MOST_SPIKES = 16;  // of a token in a block
@@ -321,9 +323,9 @@ void add_spikes(const Inputs& x, int64_t token, int64_t begin, const Weights<GRO
 template <class Make, class Results>
 void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int threads, Make&& make,
                      const Results& results) {
-    const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass,
-                                packed::MAX_PART);
+    const packed::Pieces pieces(threads, tiles, x.passes.tokens, GROUP, MOST_GROUP, x.passes.per_pass, PART_TOKENS);
     const int64_t stage_blocks = std::min(STAGE_INPUTS / x.block, x.blocks), rows = x.block / 2;
+    const bool has_stages = stage_blocks < x.blocks;  // between which sums are kept
     pieces.for_each(threads, [&](int64_t begin, int64_t end, int64_t first, int64_t tokens_end) {
         static thread_local std::vector<uint32_t> pair_memory;
         static thread_local std::vector<float> scale_memory;
@@ -336,9 +338,10 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
         for (int64_t tile = begin; tile < end; tile += GROUP) {
             const int64_t tile_end = std::min(end, tile + GROUP);
             const int64_t next = tile_end < end ? tile_end : begin + threads * pieces.group;
-            sum_memory.assign((tokens_end - first) * GROUP, f32x16{});
+            sum_memory.resize((has_stages ? tokens_end - first : MAX_TOKENS) * GROUP);
             for (int n = 0; n < GROUP; n++)
-                weights[n].start(std::min(tile + n, tiles - 1), std::min(next + n, tiles - 1));
+                weights[n].start(results.in_turn(std::min(tile + n, tiles - 1)),
+                                 results.in_turn(std::min(next + n, tiles - 1)));
             for (int64_t block = 0; block < x.blocks; block += stage_blocks) {
                 Weights<GROUP> stage = {{}, {}, std::min(stage_blocks, x.blocks - block)};
                 CodesAhead<GROUP> ahead = {{}, (weights[0].row_bytes() + passes - 1) / passes};
@@ -355,13 +358,13 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
                 f32x16* sums = sum_memory.data();
                 for (int64_t token = first; token < tokens_end; token += x.passes.per_pass) {
                     const int count = x.passes.count(token);
-                    for (int t = 0; t < count && is_last; t++) results.fetch(first_token + token + t, tile, tile_end);
+                    if (block == 0) std::fill(sums, sums + count * GROUP, f32x16{});
+                    if (is_last) results.fetch(first_token + token, count, tile, tile_end);
                     multiply_of<GROUP, CodesAhead<GROUP>>(count)(x, token, block, stage, ahead, sums);
                     for (int n = 0; n < GROUP; n++) ahead.weights[n] += stage.blocks * rows * ahead.step;
-                    for (int t = 0; t < count; t++, sums += GROUP) {
-                        add_spikes(x, token + t, block, stage, sums);
-                        if (is_last) results.write(first_token + token + t, tile, tile_end, sums);
-                    }
+                    for (int t = 0; t < count; t++) add_spikes(x, token + t, block, stage, sums + t * GROUP);
+                    if (is_last) results.write(first_token + token, count, tile, tile_end, sums, GROUP);
+                    if (has_stages) sums += count * GROUP;
                 }
             }
         }
@@ -374,7 +377,9 @@ void multiply_inputs(const Inputs& x, int64_t first_token, int64_t tiles, int th
 //                   start(tile, next)             `next` is the tile after it
 //                   block(index, pairs, scales)   puts a block of the tile there, [rows, TILE] and [TILE]
 //                   ahead(index), row_bytes()     where the next tile's block is stored, in how many bytes per row
-//   results       write(token, tile, end, sums), the sums of tiles [tile, end), and before fetch(token, tile, end)
+//   results       in_turn(index), the tile that is the index-th to be multiplied
+//                 write(token, count, tile, end, sums, stride), of some tokens the sums of tiles [tile, end) in turn,
+//                 and before fetch(token, count, tile, end)
 template <class Walk, class Make, class Results>
 void linear(int64_t tokens, int64_t in, int block, int64_t tiles, int threads, Walk&& walk, Make&& make,
             const Results& results) {

@@ -3,6 +3,7 @@
 #include "common/amx.h"
 #include "common/processor.h"
 #include "common/replay.h"
+#include "products/gates.h"
 #include "products/vector_products.h"
 
 namespace packed {
@@ -138,19 +139,6 @@ bool gates_in_products(const Problem& p) {
     return MAX_GROUP > 1 && p.out / 2 % TILE == 0;
 }
 
-// result [tokens, half] of sums [tokens, 2 * half]
-template <class T>
-void gate(T* result, const float* sums, int64_t tokens, int64_t half, int threads) {
-    parallel::for_each(tokens * half < SERIAL_WORK ? 1 : threads, tokens, [&](int64_t t) {
-        const float *gates = sums + t * 2 * half, *ups = gates + half;
-        for (int64_t i = 0; i < half; i += LANES) {
-            const int count = (int)std::min<int64_t>(LANES, half - i);
-            const f32x16 gate = load(gates + i, count);
-            store(result + t * half + i, gate * sigmoid(gate) * load(ups + i, count), count);
-        }
-    });
-}
-
 // The sums of some tokens at a time, so that they stay in the caches.
 void gate_afterwards(const Problem& p, int threads) {
     static thread_local std::vector<float> memory;
@@ -164,7 +152,8 @@ void gate_afterwards(const Problem& p, int threads) {
         part.wide = true;
         linear(part, threads);
         with_dtype(p.wide ? FLOAT32 : BFLOAT16, [&](auto t) {
-            gate((decltype(t)*)p.result + first * half, sums, part.tokens, half, threads);
+            gate((decltype(t)*)p.result + first * half, sums, part.tokens, half,
+                 part.tokens * half < SERIAL_WORK ? 1 : threads);
         });
     }
 }
