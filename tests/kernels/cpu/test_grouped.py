@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ from tests.kernels.cpu.grouped_products import (
 )
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.kernels.implementations import fallback, native
-from tests.kernels.processor import bf16_multiplied_as
+from tests.kernels.processor import batch_invariance, bf16_multiplied_as
 from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
@@ -187,6 +189,68 @@ def test_products_of_many_tokens(num_tokens: int, num_outputs: int, num_inputs: 
     actual = native.grouped_linear(x, *operands, bias, num_outputs, *form(packed))
     rounded, fixed_point = operands_rounded(weight, x.dtype, num_tokens), is_fixed_point(weight, x.dtype, num_tokens)
     assert_product_is_close(actual, x, weight, bias, operands_rounded=rounded, fixed_point=fixed_point)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    weight=weights(),
+    num_tokens=st.sampled_from([0, 1, 2, 7, 13, 40, 530]),
+    dtype=st.sampled_from(DTYPES),
+    with_bias=st.booleans(),
+)
+def test_gated_product_is_the_activation_of_sums(
+    weight: GroupedWeight, num_tokens: int, dtype: torch.dtype, with_bias: bool
+) -> None:
+    weight = side_by_side(weight)
+    num_outputs, num_inputs = weight.shape
+    x = torch.randn(num_tokens, num_inputs, generator=torch.Generator().manual_seed(num_tokens)).to(dtype)
+    bias = torch.linspace(-1, 1, num_outputs) if with_bias else None
+    packed = pack_grouped(weight, "cpu")
+    arguments = (*op_arguments(packed), packed.permutation, bias, num_outputs, *form(packed))
+    for is_exact in {False, dtype is torch.float32}:
+        sums = native.grouped_linear(x, *arguments, None if is_exact else torch.float32).float()
+        gated = native.grouped_gated_linear(x, *arguments, is_exact)
+        assert gated.dtype is dtype and gated.shape == (num_tokens, num_outputs // 2)
+        expected = reference.silu_and_mul(sums, dtype)
+        rounding = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}[dtype]
+        torch.testing.assert_close(gated, expected, rtol=rounding, atol=1e-5)
+
+
+def side_by_side(weight: GroupedWeight) -> GroupedWeight:
+    """Returns a weight of twice the outputs: the weight's, and again in the opposite order."""
+
+    def twice(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else torch.cat([rows, rows.flip(0)])
+
+    return replace(
+        weight,
+        codes=torch.cat([weight.codes, weight.codes.flip(0)]),
+        scales=torch.cat([weight.scales, weight.scales.flip(0)]),
+        super_scales=twice(weight.super_scales),
+        offsets=twice(weight.offsets),
+        super_offsets=twice(weight.super_offsets),
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 13, 40, 530])
+def test_gates_of_whole_tiles(num_tokens: int) -> None:
+    """Such gates are summed side by side with what they multiply, where tiles are multiplied in pairs; the number of
+    threads does not matter."""
+    torch.manual_seed(0)
+    packed = pack_grouped(grouped_weight(224, 800, 4, 32, "minimums"), "cpu")
+    x, bias = torch.randn(num_tokens, 800), torch.randn(224)
+    gated = packed.gated(x, bias, torch.float32)
+    torch.testing.assert_close(gated, reference.silu_and_mul(packed(x, bias, torch.float32)), rtol=1e-5, atol=1e-5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert torch.equal(packed.gated(x, bias, torch.float32), gated)
+    finally:
+        torch.set_num_threads(threads)
+    with batch_invariance():
+        gated = packed.gated(x, bias, torch.float32)
+        for count in (1, 5, 12):
+            assert torch.equal(packed.gated(x[:count], bias, torch.float32), gated[:count])
 
 
 @pytest.mark.parametrize("bits", BITS)

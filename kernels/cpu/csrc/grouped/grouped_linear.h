@@ -31,31 +31,40 @@ struct Output {
     // The tile that is multiplied as the index-th: of gated ones each gate comes before what it multiplies.
     int64_t in_turn(int64_t index) const { return gated ? index / 2 + index % 2 * (out / TILE / 2) : index; }
     void write(int64_t token, int64_t tile, f32x16 sums) const {
-        const int64_t n = tile * TILE;
-        const int count = (int)std::min<int64_t>(TILE, out - n);
-        with_dtype(result_dtype, [&](auto t) {
-            typedef decltype(t) T;
-            if (bias) sums += load((const T*)bias + n, count);
-            store((T*)data + token * out + n, sums, count);
-        });
+        with_dtype(result_dtype, [&](auto t) { write_as<decltype(t)>(token, tile, sums); });
     }
     // The gate that is multiplied as the index-th, and what it multiplies
     void write_gated(int64_t token, int64_t index, f32x16 gate, f32x16 up) const {
+        with_dtype(result_dtype, [&](auto t) { write_gated_as<decltype(t)>(token, index, gate, up); });
+    }
+    // The sums of `count` tokens, each of which has `stride` of them, and tiles [tile, end) in turn
+    void write_tokens(int64_t token, int count, int64_t tile, int64_t end, const f32x16* sums, int64_t stride) const {
+        with_dtype(result_dtype, [&](auto type) {
+            typedef decltype(type) T;
+            for (; gated && tile < end; tile += 2, sums += 2)
+                for (int t = 0; t < count; t++)
+                    write_gated_as<T>(token + t, tile, sums[t * stride], sums[t * stride + 1]);
+            for (; tile < end; tile++, sums++)
+                for (int t = 0; t < count; t++) write_as<T>(token + t, tile, sums[t * stride]);
+        });
+    }
+
+   private:
+    template <class T>
+    void write_as(int64_t token, int64_t tile, f32x16 sums) const {
+        const int64_t n = tile * TILE;
+        const int lanes = (int)std::min<int64_t>(TILE, out - n);
+        if (bias) sums += load((const T*)bias + n, lanes);
+        store((T*)data + token * out + n, sums, lanes);
+    }
+    template <class T>
+    void write_gated_as(int64_t token, int64_t index, f32x16 gate, f32x16 up) const {
         const int64_t n = index / 2 * TILE, half = out / 2;
         if (bias) {
             gate += load((const float*)bias + n);
             up += load((const float*)bias + half + n);
         }
-        const f32x16 product = gate * sigmoid(gate) * up;
-        with_dtype(result_dtype, [&](auto t) { store((decltype(t)*)data + token * half + n, product); });
-    }
-    // The sums of `count` tokens, each of which has `stride` of them, and tiles [tile, end) in turn
-    void write_tokens(int64_t token, int count, int64_t tile, int64_t end, const f32x16* sums, int64_t stride) const {
-        for (; tile < end; tile += gated ? 2 : 1, sums += gated ? 2 : 1)
-            for (int t = 0; t < count; t++) {
-                const f32x16* const those = sums + t * stride;
-                gated ? write_gated(token + t, tile, those[0], those[1]) : write(token + t, tile, *those);
-            }
+        store((T*)data + token * half + n, gate * sigmoid(gate) * up);
     }
 };
 
