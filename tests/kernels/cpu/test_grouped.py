@@ -234,8 +234,7 @@ def side_by_side(weight: GroupedWeight) -> GroupedWeight:
 
 @pytest.mark.parametrize("num_tokens", [1, 13, 40, 530])
 def test_gates_of_whole_tiles(num_tokens: int) -> None:
-    """Such gates are summed side by side with what they multiply, where tiles are multiplied in pairs; the number of
-    threads does not matter."""
+    """Takes the way that sums gates side by side with what they multiply, on any number of threads."""
     torch.manual_seed(0)
     packed = pack_grouped(grouped_weight(224, 800, 4, 32, "minimums"), "cpu")
     x, bias = torch.randn(num_tokens, 800), torch.randn(224)
