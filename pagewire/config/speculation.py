@@ -18,6 +18,8 @@ METHODS = (*LOOKUP_METHODS, *DRAFT_MODEL_METHODS, "mtp")
 _OF_DRAFT_MODEL = {"draft_tensor_parallel_size", "max_model_len", "quantization", "revision"}
 # Chooses a method, or none.
 AUTO = "auto"
+# Requests from which on a step has no drafts by default: on two cores such steps gain too little to pay for a wrong one.
+_DISABLED_BY_DEFAULT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class SpeculationConfig:
         AUTO,
         "method that drafts tokens; ngram: continues as the same text did before, suffix: as outputs of other "
         "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: ngram on a CPU if the model "
-        "supports drafts, or what other flags name, none: no drafts",
+        "supports drafts, in steps of fewer than 16 requests, or what other flags name, none: no drafts",
         group="speculation",
         choices=(*METHODS, AUTO, "none"),
     )
@@ -151,6 +153,8 @@ class Speculation:
                 source = _source_of(min(of_model), config)
                 raise StartupError(f"{source} has no effect without a draft model: add --spec-model, or leave it out")
             method, values["if_possible"] = "ngram", True
+            if "num_speculative_tokens_per_batch_size" not in values:
+                values.setdefault("disable_by_batch_size", _DISABLED_BY_DEFAULT)
         if method not in METHODS:
             raise StartupError(f"--speculative-config: unknown method {method!r}; choose one of {', '.join(METHODS)}")
         if method in DRAFT_MODEL_METHODS and not values.get("model"):

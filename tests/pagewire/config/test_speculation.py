@@ -17,9 +17,13 @@ def of(config: object = None, **flags: object) -> Speculation | None:
 
 
 def test_ngrams_draft_unless_another_method_or_none_is_named():
-    assert of() == of(spec_method="auto") == of({"method": "auto"}) == Speculation("ngram", if_possible=True)
-    fewer = Speculation("ngram", 3, if_possible=True, adaptive=False)
+    default = Speculation("ngram", if_possible=True, draft_bounds=((16, 0),))
+    assert of() == of(spec_method="auto") == of({"method": "auto"}) == default
+    fewer = dataclasses.replace(default, num_speculative_tokens=3, adaptive=False)
     assert of({"num_speculative_tokens": 3, "adaptive": False}) == fewer
+    by_size = of({"num_speculative_tokens_per_batch_size": [[1, 40, 2]]})
+    assert by_size == dataclasses.replace(default, draft_bounds=((1, 2),))
+    assert of(speculative_disable_by_batch_size=4) == dataclasses.replace(default, draft_bounds=((4, 0),))
     assert of(spec_method="none") is None and of({"method": "none"}) is None
     assert of(spec_method="none", spec_tokens=4) is None
     for named in (of({"method": "suffix"}), of(spec_method="suffix"), of({"method": "suffix"}, spec_method="auto")):
