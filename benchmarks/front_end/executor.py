@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.batch.kv_cache import KVGroup
+from pagewire.services.executor.device.upload import PendingResults
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
+from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.step.step import PendingResults, Step, StepOutput
+from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.v1.common_pb2 import Adapter
 from pagewire.wire import rpc
 
 TOKEN_ID = 504  # " is" in the vocabulary of the default model
@@ -81,8 +84,10 @@ def start(step_s: float) -> tuple[Any, ExecutorInfo]:
     return ScriptedRunner(step_s), INFO
 
 
-class Features:
-    """Grammars and weights, of which there is nothing to say."""
+class Feature:
+    """Grammars, weights and adapters, of which there is nothing to say."""
+
+    num_slots = 0
 
     async def attach(self, step: Step) -> Step:
         return step
@@ -90,12 +95,15 @@ class Features:
     async def in_force(self) -> executor_pb2.Weights:
         return executor_pb2.Weights(version="1", model="scripted")
 
+    def given(self) -> list[Adapter]:
+        return []
+
 
 async def serve(address: str, step_s: float) -> None:
     worker = Worker(lambda: start(step_s), on_cuda=False)
     server = rpc.Server([address], shutdown_timeout=0.1)
-    features: Any = Features()
-    servicer = ExecutorServicer(worker, lambda info: features, lambda info: features)
+    feature: Any = Feature()
+    servicer = ExecutorServicer(worker, lambda info: Features(feature, feature, feature))
     name = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, name)
     await server.start()

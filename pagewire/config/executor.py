@@ -195,6 +195,34 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="executor",
         valid=NOT_NEGATIVE,
     )
+    enable_lora: bool = flag(
+        False,
+        "serve adapters (LoRA) of the model: requests name them as their model; PEFT's folders, or GGUF",
+        group="adapters",
+    )
+    lora_modules: str | None = flag(
+        None,
+        'adapters that are there from the start: NAME=PATH ..., or JSON objects with "name", "path" and perhaps '
+        '"base_model_name"',
+        group="adapters",
+        takes="words",
+    )
+    max_loras: int = flag(
+        4,
+        "adapters that requests of one step may have; each takes memory of the device",
+        group="adapters",
+        valid=Range(minimum=1, maximum=1024),
+    )
+    max_lora_rank: int = flag(16, "largest rank of an adapter", group="adapters", valid=Range(minimum=1, maximum=1024))
+    max_cpu_loras: int | None = flag(
+        None,
+        "adapters that stay in host memory; others are read again when a request names them (default: all)",
+        group="adapters",
+        valid=POSITIVE,
+    )
+    lora_dir: str | None = flag(
+        None, "directory of adapters that requests may name without loading them first", group="adapters"
+    )
     num_threads: int | None = flag(
         None,
         "threads that compute on a CPU (default: the cores that the process may use)",

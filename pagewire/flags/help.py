@@ -24,6 +24,7 @@ GROUPS = {
     "memory": "The KV cache and other memory",
     "executor": "Processes and devices that compute",
     "speculation": "Drafts of several tokens that one step checks",
+    "adapters": "Adapters (LoRA) that requests may name",
     "tokenizer": "Workers that convert text to tokens and back",
     "storage": "Files, responses and generations that are kept, and for how long",
     "recovery": "Processes that end, die or hang",

@@ -22,6 +22,7 @@ from pagewire.config.shared import KeysConfig
 from pagewire.config.speculation import Speculation
 from pagewire.config.values import drafts as of_drafts
 from pagewire.config.values import executor as of_executor
+from pagewire.config.values import executor_config
 from pagewire.config.values import gateway as of_gateway
 from pagewire.config.values import memory as of_memory
 from pagewire.config.values import tokenizer as of_tokenizer
@@ -160,7 +161,7 @@ def _check_images(config: TokenizerConfig) -> None:
 
 
 def _check_executor(config: ExecutorConfig) -> None:
-    _raise_first(of_executor.refusals(config))
+    _raise_first(executor_config.refusals(config))
     if isinstance(config, RayConfig) and config.distributed_executor_backend == "ray":
         _raise_first([of_executor.of_cluster(config.ray_address)])
     if config.download_dir is not None and is_of_hub(config.model) and _facts(config) is None:

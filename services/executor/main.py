@@ -21,6 +21,8 @@ from pagewire.errors import StartupError
 from pagewire.files.models import find_model
 from pagewire.process.binding import DevicePlace
 from pagewire.process.watchdog import Watchdog, end_process
+from pagewire.services.executor.adapters.loading import load_adapter
+from pagewire.services.executor.adapters.serving import ServedAdapters
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.grammar.grammars import Grammars
 from pagewire.services.executor.ranks.follower import follow
@@ -30,6 +32,7 @@ from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
+from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
@@ -99,10 +102,16 @@ async def serve(config: ExecutorConfig) -> None:
     tls = ServiceTls(config, [*listen, config.leader] if config.leader else listen)
     server = rpc.Server(listen, config.shutdown_timeout, credentials=tls.of_services())
     load = partial(load_weights, config) if ranks is None else ranks.weights
+    read = load_adapter if ranks is None else ranks.adapter
     servicer = ExecutorServicer(
         worker,
-        lambda info: make_grammars(config, info),
-        lambda info: Replacements(worker, load, first_weights(info, config.revision or "")),
+        lambda info: Features(
+            make_grammars(config, info),
+            Replacements(worker, load, first_weights(info, config.revision or "")),
+            ServedAdapters(
+                worker.runner.adapters, read, config.lora_dir, None if ranks is None else ranks.drop_adapter
+            ),
+        ),
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     if leader is None:

@@ -51,7 +51,7 @@ CONSTRAINED_REQUESTS = Gauge(
 FAILED_REQUESTS = Counter(
     "pagewire:executor_failed_requests",
     "Requests that failed while the others of their step went on, by cause: nan (the model yields no numbers), "
-    "illegal_token (outside the vocabulary), prompt, image, grammar",
+    "illegal_token (outside the vocabulary), prompt, image, grammar, adapter",
     ["cause"],
 )
 FAILED_STEPS = Counter(

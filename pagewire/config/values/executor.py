@@ -2,44 +2,15 @@
 a refusal, or None. Commands call them with what they know, the executor with what it has found."""
 
 import platform
-from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 
 from pagewire.config.executor import SMALLEST, ExecutorConfig
-from pagewire.config.profiles import has_nvidia_driver, runs_on_cuda
-from pagewire.config.values.faults import parse_faults
 
 # Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
 # (max_num_seqs, max_num_batched_tokens) where they are not set.
 _ON_CPU, _ON_CUDA = (128, 2048), (256, 8192)
 _TRANSFORMERS = "or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
-
-
-def refusals(config: ExecutorConfig) -> Iterator[str | None]:
-    """Yields what follows from the flags and this machine, without the model's files. Raises StartupError, too."""
-    is_here = config.distributed_executor_backend != "ray"  # otherwise, other machines compute
-    on_cuda = runs_on_cuda(config.device)
-    if config.device == "cuda" and is_here and not has_nvidia_driver():
-        yield "--device cuda: this machine has no NVIDIA driver; use --device cpu, or install the driver"
-    yield of_blocks(config.block_size, config.state_block_size)
-    if on_cuda and is_here:
-        yield of_cuda_blocks(config.block_size)
-    if is_here:
-        most = min(step_limits(config, on_cuda=on_cuda))
-        yield of_capture_sizes(config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, most)
-    if config.batch_invariant and on_cuda and is_here:
-        yield of_batches_off_cpu()
-    if config.runner == "generate":
-        yield of_conversion(config.convert)
-    if config.enable_expert_parallel:
-        yield of_lone_experts(config.tensor_parallel_size)
-    if config.fault_injection is not None:
-        parse_faults(config.fault_injection)
-    if config.distributed_executor_backend == "ray" and find_spec("ray") is None:
-        yield "--distributed-executor-backend ray: the package is not installed: pip install 'pagewire[ray]'"
-    if config.model_impl == "transformers":
-        yield of_division("the model", config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
 def step_limits(config: ExecutorConfig, *, on_cuda: bool) -> tuple[int, int]:

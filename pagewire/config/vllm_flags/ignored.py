@@ -37,10 +37,11 @@ _TABLE = (
     ("logits-processor-pattern=", "requests cannot name logits processors"),
     ("allow-deprecated-quantization", "no format is deprecated in Pagewire"),
     (
-        "max-loras= max-lora-rank= lora-extra-vocab-size= lora-dtype= long-lora-scaling-factors= max-cpu-loras="
-        " lora-target-modules= enable-lora-bias fully-sharded-loras enable-tower-connector-lora"
-        " specialize-active-lora enable-mixed-moe-lora-format enable-moe-shared-loras",
-        "LoRA adapters are not served",
+        "lora-dtype= lora-extra-vocab-size= long-lora-scaling-factors= lora-target-modules= enable-lora-bias"
+        " fully-sharded-loras enable-tower-connector-lora specialize-active-lora enable-mixed-moe-lora-format"
+        " enable-moe-shared-loras",
+        "adapters have the type of the model, are added to every linear layer that they name, and are divided among"
+        " ranks as those are; an adapter with anything else is refused when it is loaded",
     ),
     ("max-prompt-adapters= max-prompt-adapter-token=", "prompt adapters are not served"),
     ("media-io-kwargs= mm-processor-device=", "images are read as transformers' processor reads them"),

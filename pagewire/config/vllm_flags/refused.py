@@ -4,7 +4,6 @@ from pagewire.config.vllm_flags.entries import REFUSED, VllmFlag
 from pagewire.config.vllm_flags.ignored import NODES, REPLICAS
 
 _CODE = "code from outside is not loaded"
-_LORA = "LoRA adapters are not served; merge the adapter into the weights of the model"
 _PROMPT_ADAPTER = "prompt adapters are not served (vLLM dropped them, too); serve a tuned model"
 _DISAGGREGATED = "an executor computes both prompts and decodes; keys and values are not sent to other executors"
 
@@ -38,8 +37,7 @@ FLAGS = [
     *_refused(_CODE, "logits-processors", "model-class-overrides", "io-processor-plugin", takes="words"),
     *_refused("a quantized checkpoint contains its own settings", "quantization-config", "quantization-param-path"),
     *_refused("merge a QLoRA adapter into the weights to serve it", "qlora-adapter-name-or-path"),
-    *_refused(_LORA, "enable-lora", takes="switch"),
-    *_refused(_LORA, "lora-modules", "default-mm-loras", takes="words"),
+    *_refused("no adapter is applied unless a request names it", "default-mm-loras", takes="words"),
     *_refused(_PROMPT_ADAPTER, "enable-prompt-adapter", takes="switch"),
     *_refused(_PROMPT_ADAPTER, "prompt-adapters", takes="words"),
     *_refused("prompts are text or token ids", "enable-prompt-embeds", "enable-mm-embeds", takes="switch"),

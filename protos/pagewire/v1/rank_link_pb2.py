@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 from pagewire.v1 import executor_pb2 as pagewire_dot_v1_dot_executor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/rank_link.proto\x12\x0bpagewire.v1\x1a\x1apagewire/v1/executor.proto\"\x1e\n\rRankChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\xc3\x01\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x30\n\x05\x66lags\x18\x03 \x03(\x0b\x32!.pagewire.v1.RankHello.FlagsEntry\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\x1a,\n\nFlagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x0bRankWelcome\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\r\n\x05proof\x18\x02 \x01(\x0c\x12\r\n\x05store\x18\x03 \x01(\t\"\xd5\x01\n\x0bRankCommand\x12(\n\x04step\x18\x01 \x01(\x0b\x32\x18.pagewire.v1.StepRequestH\x00\x12\x0f\n\x05reset\x18\x02 \x01(\x08H\x00\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x14.pagewire.v1.WeightsH\x00\x12\x11\n\x07install\x18\x04 \x01(\x08H\x00\x12\x0e\n\x04\x64rop\x18\x05 \x01(\x08H\x00\x12\r\n\x03\x65nd\x18\x06 \x01(\x08H\x00\x12\x18\n\x0bnum_unknown\x18\x07 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07\x63ommandB\x0e\n\x0c_num_unknown\"]\n\nRankReport\x12\x0f\n\x05\x61live\x18\x01 \x01(\x08H\x00\x12\x0f\n\x05ready\x18\x02 \x01(\x08H\x00\x12\x10\n\x06\x66\x61iled\x18\x03 \x01(\tH\x00\x12\x11\n\x07refused\x18\x04 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/rank_link.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\x1a\x1apagewire/v1/executor.proto\"\x1e\n\rRankChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\xc3\x01\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x30\n\x05\x66lags\x18\x03 \x03(\x0b\x32!.pagewire.v1.RankHello.FlagsEntry\x12\r\n\x05proof\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\x1a,\n\nFlagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x0bRankWelcome\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\r\n\x05proof\x18\x02 \x01(\x0c\x12\r\n\x05store\x18\x03 \x01(\t\"\x9b\x02\n\x0bRankCommand\x12(\n\x04step\x18\x01 \x01(\x0b\x32\x18.pagewire.v1.StepRequestH\x00\x12\x0f\n\x05reset\x18\x02 \x01(\x08H\x00\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x14.pagewire.v1.WeightsH\x00\x12\x11\n\x07install\x18\x04 \x01(\x08H\x00\x12\x0e\n\x04\x64rop\x18\x05 \x01(\x08H\x00\x12\r\n\x03\x65nd\x18\x06 \x01(\x08H\x00\x12,\n\x0cload_adapter\x18\x08 \x01(\x0b\x32\x14.pagewire.v1.AdapterH\x00\x12\x16\n\x0c\x64rop_adapter\x18\t \x01(\tH\x00\x12\x18\n\x0bnum_unknown\x18\x07 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07\x63ommandB\x0e\n\x0c_num_unknown\"]\n\nRankReport\x12\x0f\n\x05\x61live\x18\x01 \x01(\x08H\x00\x12\x0f\n\x05ready\x18\x02 \x01(\x08H\x00\x12\x10\n\x06\x66\x61iled\x18\x03 \x01(\tH\x00\x12\x11\n\x07refused\x18\x04 \x01(\tH\x00\x42\x08\n\x06reportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANKHELLO_FLAGSENTRY']._loaded_options = None
   _globals['_RANKHELLO_FLAGSENTRY']._serialized_options = b'8\001'
-  _globals['_RANKCHALLENGE']._serialized_start=72
-  _globals['_RANKCHALLENGE']._serialized_end=102
-  _globals['_RANKHELLO']._serialized_start=105
-  _globals['_RANKHELLO']._serialized_end=300
-  _globals['_RANKHELLO_FLAGSENTRY']._serialized_start=256
-  _globals['_RANKHELLO_FLAGSENTRY']._serialized_end=300
-  _globals['_RANKWELCOME']._serialized_start=302
-  _globals['_RANKWELCOME']._serialized_end=362
-  _globals['_RANKCOMMAND']._serialized_start=365
-  _globals['_RANKCOMMAND']._serialized_end=578
-  _globals['_RANKREPORT']._serialized_start=580
-  _globals['_RANKREPORT']._serialized_end=673
+  _globals['_RANKCHALLENGE']._serialized_start=98
+  _globals['_RANKCHALLENGE']._serialized_end=128
+  _globals['_RANKHELLO']._serialized_start=131
+  _globals['_RANKHELLO']._serialized_end=326
+  _globals['_RANKHELLO_FLAGSENTRY']._serialized_start=282
+  _globals['_RANKHELLO_FLAGSENTRY']._serialized_end=326
+  _globals['_RANKWELCOME']._serialized_start=328
+  _globals['_RANKWELCOME']._serialized_end=388
+  _globals['_RANKCOMMAND']._serialized_start=391
+  _globals['_RANKCOMMAND']._serialized_end=674
+  _globals['_RANKREPORT']._serialized_start=676
+  _globals['_RANKREPORT']._serialized_end=769
 # @@protoc_insertion_point(module_scope)

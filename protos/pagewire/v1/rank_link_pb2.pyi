@@ -1,3 +1,4 @@
+from pagewire.v1 import common_pb2 as _common_pb2
 from pagewire.v1 import executor_pb2 as _executor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -49,13 +50,15 @@ class RankWelcome(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., store: _Optional[str] = ...) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("step", "reset", "load", "install", "drop", "end", "num_unknown")
+    __slots__ = ("step", "reset", "load", "install", "drop", "end", "load_adapter", "drop_adapter", "num_unknown")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     DROP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DROP_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NUM_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     step: _executor_pb2.StepRequest
     reset: bool
@@ -63,8 +66,10 @@ class RankCommand(_message.Message):
     install: bool
     drop: bool
     end: bool
+    load_adapter: _common_pb2.Adapter
+    drop_adapter: str
     num_unknown: int
-    def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ..., num_unknown: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ..., load_adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., drop_adapter: _Optional[str] = ..., num_unknown: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("alive", "ready", "failed", "refused")

@@ -26,6 +26,7 @@ class BatchShape:
     num_sampled: int  # positions; a request with drafts has several
     max_query_len: int
     min_query_len: int = 1  # without padding
+    has_adapters: bool = False
 
     @classmethod
     def uniform(cls, num_reqs: int, query_len: int = 1) -> BatchShape:
@@ -65,11 +66,13 @@ class InputBatch:
     sample_rows: np.ndarray  # int64 [S], sampled position -> row
     offsets: np.ndarray | None  # int64 [S], drafts before each position; None = none
     load: float  # cost of computing it, in tokens without context
+    adapter_slots: np.ndarray | None = None  # int32 [num_reqs], 0 = none; None: no request has an adapter
 
     @property
     def shape(self) -> BatchShape:
         longest, shortest = int(self.query_lens.max()), int(self.query_lens.min())
-        return BatchShape(len(self.rows), self.num_tokens, len(self.sample_rows), longest, shortest)
+        has_adapters = self.adapter_slots is not None
+        return BatchShape(len(self.rows), self.num_tokens, len(self.sample_rows), longest, shortest, has_adapters)
 
 
 NO_REQUESTS = InputBatch(_NONE, _NONE, 0, _NONE, _NONE, _NONE, None, _NONE, None, 0.0)
@@ -116,14 +119,24 @@ def make_batch(
     lens = known[sampled] if drafts is None else known[sampled] + drafts[sampled]
     if len(sampled) and lens.max() >= state.max_model_len:
         raise InvalidStep(f"a request grows beyond max_model_len {state.max_model_len}")
-    sampled_rows = rows[sampled]
-    if drafts is None:
-        return InputBatch(rows, query_lens, num_tokens, sampled, sampled_rows, vectors, None, sampled_rows, None, load)
-    num_samples = drafts[sampled] + 1
-    sample_rows = np.repeat(sampled_rows, num_samples)
-    offsets = np.arange(len(sample_rows)) - np.repeat(num_samples.cumsum() - num_samples, num_samples)
+    sampled_rows, num_samples, sample_rows, offsets = rows[sampled], None, rows[sampled], None
+    if drafts is not None:
+        num_samples = drafts[sampled] + 1
+        sample_rows = np.repeat(sampled_rows, num_samples)
+        offsets = np.arange(len(sample_rows)) - np.repeat(num_samples.cumsum() - num_samples, num_samples)
+    slots = state.adapter_slots[rows]
     return InputBatch(
-        rows, query_lens, num_tokens, sampled, sampled_rows, vectors, num_samples, sample_rows, offsets, load
+        rows,
+        query_lens,
+        num_tokens,
+        sampled,
+        sampled_rows,
+        vectors,
+        num_samples,
+        sample_rows,
+        offsets,
+        load,
+        slots if slots.any() else None,
     )
 
 

@@ -58,6 +58,7 @@ class InputBuffers:
             "sample_rows": max_samples,
             "offsets": max_samples if max_draft_tokens else 0,
             "sample_start_loc": max_num_reqs + 1 if max_draft_tokens else 0,
+            "adapter_slots": max_num_reqs,
             "rounds": max_num_reqs * max_rounds,
             "new_block_ids": block_tables.num_pool_blocks,  # last: only its used part is copied
         }
@@ -76,6 +77,7 @@ class InputBuffers:
         self._sample_rows = device_sections["sample_rows"]
         self._offsets = device_sections["offsets"]
         self._sample_start_loc = device_sections["sample_start_loc"]
+        self._adapter_slots = device_sections["adapter_slots"]
         self._new_block_ids = device_sections["new_block_ids"]
         self._rounds = device_sections["rounds"].view(max_rounds, max_num_reqs)
 
@@ -104,6 +106,9 @@ class InputBuffers:
         np.cumsum(step.num_new_blocks, out=host["new_block_start_loc"][1 : num_tables + 1])
         host["new_block_ids"][: len(step.new_block_ids)] = step.new_block_ids
         host["sample_rows"][:num_sampled] = batch.sample_rows
+        if shape.has_adapters:
+            host["adapter_slots"][: shape.num_reqs] = -1
+            host["adapter_slots"][:num_reqs] += 0 if batch.adapter_slots is None else batch.adapter_slots
         if batch.num_samples is None or batch.offsets is None:
             host["logits_indices"][:num_sampled] = query_start_loc[1 : num_reqs + 1][batch.sampled] - 1
         else:
@@ -200,9 +205,18 @@ class InputBuffers:
             images=images,
             stream=stream,
             position_deltas=state.columns.position_delta,
+            adapter_slots=self._token_slots(query_start_loc, shape) if shape.has_adapters else None,
             second_text_start=state.columns.second_text_start,
         )
         return input_ids, context
+
+    def _token_slots(self, query_start_loc: Tensor, shape: BatchShape) -> Tensor:
+        """Returns token -> slot of its request's adapter, int32 [num_tokens]; -1 = none."""
+        slots = self._adapter_slots[: shape.num_reqs]
+        if shape.num_tokens == shape.num_reqs:
+            return slots
+        tokens = torch.arange(shape.num_tokens, dtype=torch.int32, device=slots.device)
+        return slots.index_select(0, torch.bucketize(tokens, query_start_loc[1:], right=True))
 
     def select_sampled(self, shape: BatchShape, hidden: Tensor) -> Tensor:
         """The hidden states [num_sampled, hidden_size] that tokens are sampled from."""

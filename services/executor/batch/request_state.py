@@ -50,6 +50,7 @@ class RequestState:
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], likewise
         self.yields_vector = np.zeros(max_num_seqs, dtype=bool)  # [max_num_seqs]
         self.num_vectors = 0  # number of requests that yield one
+        self.adapter_slots = np.zeros(max_num_seqs, dtype=np.int32)  # [max_num_seqs], 0 = none
         self._admissions = np.zeros(max_num_seqs, dtype=np.int64)  # [max_num_seqs], number of requests per row
         self._drafted: deque[DraftedStep] = deque()  # in flight, or their results not yet counted
         self._last: DraftedStep | None = None  # the last step, if it had drafts
@@ -65,6 +66,7 @@ class RequestState:
         self._drafted.clear()
         self._last = None
         self.num_vectors = 0
+        self.adapter_slots[:] = 0
         self._free_rows = list(range(self._max_num_seqs - 1, -1, -1))  # the lowest row is taken first
 
     def __len__(self) -> int:
@@ -110,6 +112,7 @@ class RequestState:
         self.num_computed_tokens[row] = request.num_computed_tokens
         self.yields_vector[row] = request.yields_vector
         self.num_vectors += request.yields_vector
+        self.adapter_slots[row] = request.adapter_slot
         self._admissions[row] += 1
         self.sampling.fill(row, request.sampling, request.num_prompt_tokens, request.matcher)
         return row
@@ -151,6 +154,7 @@ class RequestState:
             raise InvalidStep(f"unknown request {request_id} cannot finish: it has no row here")
         self.sampling.clear(row)
         self.num_vectors -= int(self.yields_vector[row])
+        self.adapter_slots[row] = 0
         self._free_rows.append(row)
 
     def advance(

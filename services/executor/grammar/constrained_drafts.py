@@ -18,11 +18,11 @@ from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.progress import Progress
-from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.device.upload import PendingResults, upload
 from pagewire.services.executor.grammar.constraints import GrammarConstraints
 from pagewire.services.executor.graphs.cuda_graphs import Record
 from pagewire.services.executor.runner.proposer import Proposer
-from pagewire.services.executor.step.step import PendingResults, Step
+from pagewire.services.executor.step.step import Step
 
 
 class ConstrainedDrafts(Proposer):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -49,13 +50,16 @@ class RecordedSteps:
         most_tokens: int = MOST_TOKENS,
         requests: Sequence[int] = REQUESTS,
         max_draft_tokens: int = 0,
+        with_adapters: bool = False,
     ) -> None:
         """max_num_tokens: the limit of a step, padding included. most_tokens: the same of a recorded step with prompts.
         requests: sizes of uniform steps, ascending, in addition to the largest possible; empty: there are no uniform
-        steps. max_draft_tokens: the limit of a request."""
+        steps. max_draft_tokens: the limit of a request. with_adapters: whether steps may have adapters; these have
+        recordings of their own."""
         self._max_num_seqs = max_num_seqs
         self._max_num_tokens = max_num_tokens
         self._max_draft_tokens = max_draft_tokens
+        self._adapters = (False, True) if with_adapters else (False,)
         counts = sorted({*TOKENS, *TOKENS_WITH_DRAFTS}) if max_draft_tokens else TOKENS
         self._token_counts = [count for count in counts if count <= min(max_num_tokens, most_tokens)]
         largest = min(max_num_seqs, max_num_tokens, MOST_REQUESTS)
@@ -63,14 +67,17 @@ class RecordedSteps:
         # Logits of more positions than a step of one token each has would take memory only for recordings.
         self._most_samples = largest if max_draft_tokens else 0
         self._memory = Memory()
-        self._recorded: dict[tuple[str, int, int, int], Recorded] = {}
-        # `is_uniform` of steps that cannot be recorded. If one part of a uniform step cannot be, none is recorded: each
+        self._recorded: dict[tuple[str, int, int, int, bool], Recorded] = {}
+        # The kinds of steps that cannot be recorded. If one part of a uniform step cannot be, none is recorded: each
         # part finds its inputs where the previous part has always put them.
-        self._unrecordable: set[bool] = set()
+        self._unrecordable: set[tuple[bool, bool]] = set()
         self._mode = "eager"  # of the last step
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        if shape.is_uniform in self._unrecordable:
+        return replace(self._padded(shape), has_adapters=shape.has_adapters)
+
+    def _padded(self, shape: BatchShape) -> BatchShape:
+        if _kind(shape) in self._unrecordable:
             return shape
         if shape.is_uniform and not self._goes_by_tokens(shape):
             num_reqs = _next(self._request_counts, shape.num_reqs)
@@ -98,12 +105,13 @@ class RecordedSteps:
             shapes += [BatchShape.uniform(1, query_len) for query_len in lens]
         for count in self._token_counts:
             shapes.append(self._with_prompts(count, num_sampled=count if count <= self._most_samples else 0))
+        shapes = [replace(shape, has_adapters=adapters) for adapters in self._adapters for shape in shapes]
         missing = (
             shape
             for shape in shapes
-            if shape.is_uniform not in self._unrecordable and _key("forward", shape) not in self._recorded
+            if _kind(shape) not in self._unrecordable and _key("forward", shape) not in self._recorded
         )
-        return min(missing, key=lambda shape: shape.num_tokens, default=None)
+        return min(missing, key=lambda shape: (shape.has_adapters, shape.num_tokens), default=None)
 
     def mode(self, shape: BatchShape) -> str:
         """Returns how the last step, of this shape, ran: captured, replayed or eager."""
@@ -113,7 +121,7 @@ class RecordedSteps:
         """Returns the function's result; if it was recorded for this shape, the next run reuses its memory."""
         if name == "forward":
             self._mode = "eager"
-        if shape.is_uniform in self._unrecordable or not self._keeps(name, shape):
+        if _kind(shape) in self._unrecordable or not self._keeps(name, shape):
             return function()
         recorded = self._recorded.get(_key(name, shape))
         if recorded is None:
@@ -134,7 +142,7 @@ class RecordedSteps:
             recorded = self._recorded[_key(name, shape)] = record(function, self._memory)
         except NotRecorded as error:
             self._mode = "eager"
-            self._unrecordable.add(shape.is_uniform)
+            self._unrecordable.add(_kind(shape))
             kind = "uniform steps" if shape.is_uniform else "steps with prompts"
             logger.warning("%s are launched from Python, which is slower: %s", kind, error.reason)
             return error.output
@@ -147,6 +155,11 @@ def _next(counts: list[int], count: int) -> int | None:
     return counts[index] if index < len(counts) else None
 
 
-def _key(name: str, shape: BatchShape) -> tuple[str, int, int, int]:
+def _kind(shape: BatchShape) -> tuple[bool, bool]:
+    return shape.is_uniform, shape.has_adapters
+
+
+def _key(name: str, shape: BatchShape) -> tuple[str, int, int, int, bool]:
     """Returns the key of a recording. The forward pass does not depend on the sampled positions."""
-    return name, shape.num_reqs, shape.num_tokens, 0 if name == "forward" else shape.num_sampled
+    num_sampled = 0 if name == "forward" else shape.num_sampled
+    return name, shape.num_reqs, shape.num_tokens, num_sampled, shape.has_adapters

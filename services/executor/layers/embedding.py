@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.layers.linear import Exchange
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.shares import padded_share, share_size
+from pagewire.services.executor.layers.sums import Exchange
 from pagewire.services.executor.layers.weights import (
     Dense,
     NotLoaded,

@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pagewire.kernels import ops
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.parts import StoredPart, indices
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.layers.shares import even_share, padded_share, share_size
-from pagewire.services.executor.layers.weight_format import input_unit, output_unit
+from pagewire.services.executor.layers.sums import Exchange, share_of_inputs
+from pagewire.services.executor.layers.weight_format import output_unit
 from pagewire.services.executor.layers.weights import (
     Dense,
     GatedWeight,
+    LayerAdapters,
     NormedWeight,
     NotLoaded,
     PackedWeight,
@@ -53,7 +54,7 @@ class Linear:
     {"q_proj": 576, "k_proj": 192, "v_proj": 192} makes one weight [960, in_features].
     """
 
-    __slots__ = ("_dtype", "_exchange", "_results", "bias", "input_dtype", "shards", "transposed", "weight")
+    __slots__ = ("_dtype", "_exchange", "_results", "adapters", "bias", "input_dtype", "shards", "transposed", "weight")
 
     multiplies = True
 
@@ -82,11 +83,12 @@ class Linear:
         result_dtype = result_dtype or placement.result_dtype
         self._results = None if result_dtype is placement.dtype else result_dtype
         self._exchange: Exchange | None = None
+        self.adapters: LayerAdapters | None = None
         chosen = {name: indices(which) for name, which in (rows or {}).items() if which is not None}
         inputs = None
         ranks = placement.tensor
         if ranks.size > 1 and split is Split.INPUTS:
-            inputs = _share_of_inputs(in_features, shards, placement)
+            inputs = share_of_inputs(in_features, shards, placement)
             split = Split.GATHERED if inputs is None else split
             self._exchange = Exchange(ranks, gathers_inputs=inputs is None, sums=inputs is not None)
         if ranks.size > 1 and split is Split.GATHERED:
@@ -117,12 +119,19 @@ class Linear:
         if x.dtype is not self.input_dtype and x.dtype is not self._dtype:
             x = x.to(self._dtype)
         if self._exchange is None:
-            return self.weight(x, self.bias, self._results)
-        return self._exchange(self.weight, x, self.bias, self._results)
+            return self._product(x, self.bias)
+        return self._exchange(self._product, x, self.bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        product = self.weight(x, bias, self._results)
+        if self.adapters is not None:
+            self.adapters.add(product, x)
+        return product
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_and_mul` of the product, [num_tokens, outputs of the rank / 2], as products take it"""
-        if self._exchange is None and isinstance(self.weight, GatedWeight):
+        is_plain = self._exchange is None and (self.adapters is None or not self.adapters.are_used)
+        if is_plain and isinstance(self.weight, GatedWeight):
             return self.weight.gated(x.to(self.input_dtype), self.bias, self._results)
         return ops.silu_and_mul(self(x), self.input_dtype)
 
@@ -174,40 +183,3 @@ class Linear:
 def output_head(hidden_size: int, sizes: Mapping[str, int], placement: Placement, *, bias: bool = False) -> Linear:
     """Returns the projection to logits, which are fp32 on every device: in bf16, near tokens would often tie."""
     return Linear(hidden_size, sizes, placement, bias=bias, split=Split.GATHERED, result_dtype=torch.float32)
-
-
-class Exchange:
-    """The exchange between ranks for a product with a weight divided among them."""
-
-    __slots__ = ("gathers_inputs", "leaves_sum", "num_outputs", "ranks", "share", "sums")
-
-    def __init__(self, ranks: Communicator, *, gathers_inputs: bool = False, sums: bool = False) -> None:
-        """sums: add the ranks' outputs; otherwise put `share` of each side by side, and cut them to `num_outputs`."""
-        self.ranks = ranks
-        self.gathers_inputs = gathers_inputs
-        self.sums = sums
-        self.leaves_sum = False  # whether the caller sums, after adding this to other outputs
-        self.num_outputs = 0
-        self.share = 0
-
-    def __call__(self, weight: PackedWeight, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-        if self.sums:
-            part = weight(x, bias if self.ranks.rank == 0 else None, dtype)
-            return part if self.leaves_sum else self.ranks.all_reduce(part)
-        if self.gathers_inputs:
-            x = self.ranks.all_gather(x)
-        return self.gathered(weight(x, bias, dtype))
-
-    def gathered(self, outputs: Tensor) -> Tensor:
-        """outputs [num_tokens, the rank's] -> [num_tokens, all]. The last rank may have fewer."""
-        if outputs.shape[1] < self.share:
-            outputs = functional.pad(outputs, (0, self.share - outputs.shape[1]))
-        gathered = self.ranks.all_gather(outputs)
-        return gathered if gathered.shape[1] == self.num_outputs else gathered[:, : self.num_outputs].contiguous()
-
-
-def _share_of_inputs(in_features: int, shards: Mapping[str, int], placement: Placement) -> range | None:
-    """Returns None if the split would divide groups of inputs that share scales or are in another order."""
-    share = even_share(f"the inputs of {placement.name(next(iter(shards)))}", in_features, placement.tensor)
-    units = [input_unit(placement.format(name), size, in_features) for name, size in shards.items()]
-    return share if all(len(share) % unit == 0 for unit in units) else None

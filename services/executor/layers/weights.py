@@ -117,6 +117,33 @@ class NotLoaded:
         raise RuntimeError("a quantized weight was used before it was loaded")
 
 
+@dataclass(slots=True)
+class TokenSlots:
+    """The slots of the tokens in the step that is computed, for all layers."""
+
+    current: Tensor | None = None  # int32 [num_tokens], from 0, -1 = none; None: no token has an adapter
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapters:
+    """What adapters add to the products of a layer, by slot; a part is the output of one shard."""
+
+    down: Tensor  # [num_slots, num_parts, rank, num_inputs]
+    up: Tensor  # [num_slots, num_outputs, rank]
+    starts: Tensor  # int32 [num_parts + 1], the outputs of each part
+    ranks: Tensor  # int32 [num_slots, num_parts], 0 = nothing is added
+    slots: TokenSlots
+
+    @property
+    def are_used(self) -> bool:
+        return self.slots.current is not None
+
+    def add(self, product: Tensor, x: Tensor) -> None:
+        """Adds them to the layer's product of x, in place, if any token has one."""
+        if (slots := self.slots.current) is not None:
+            ops.add_adapters(product, x, self.down, self.up, slots, self.starts, self.ranks)
+
+
 @dataclass(frozen=True)
 class Shard:
     """A weight in the checkpoint, and the layer's part of it."""
@@ -219,6 +246,7 @@ class WeightModule(Protocol):
 
 __all__ = [
     "Dense",
+    "LayerAdapters",
     "NormedWeight",
     "NotLoaded",
     "PackedDense",
@@ -226,6 +254,7 @@ __all__ = [
     "PackedWeight",
     "Shard",
     "Stacked",
+    "TokenSlots",
     "WeightModule",
     "stored_parts",
 ]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pagewire.services.executor.layers.weights import LayerAdapters
 from pagewire.services.executor.parallel.communicator import Communicator
 
 # (tensor of the model in use, tensor of the other)
@@ -47,7 +48,7 @@ class _Walk:
         self._seen: set[tuple[int, int]] = set()
 
     def visit(self, path: str, old: Any, new: Any) -> None:
-        if isinstance(new, (*_NO_STATE, Communicator)) or _is_config(new):
+        if isinstance(new, (*_NO_STATE, Communicator)) or isinstance(old, LayerAdapters) or _is_config(new):
             return
         if type(old) is not type(new):
             raise Differs(f"{path} is {_said(new)}, where it is {_said(old)} in the model that is served")

@@ -148,7 +148,7 @@ class PreNormLayer:
     def __call__(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         if not hasattr(self, "_products_take_norms"):  # unset until then, so that loaded models are alike
             self._products_take_norms = self._find_products()
-        if self._products_take_norms:
+        if self._products_take_norms and context.adapter_slots is None:
             return self._in_products(hidden, residual, context)
         hidden = self.attention(self.input_norm.add(hidden, residual), context)
         return self.mlp(self.post_attention_norm.add(hidden, residual))

@@ -98,8 +98,15 @@ class Group:
 
     def check_same(self, what: str, text: str) -> None:
         """Raises StartupError if ranks have different texts, or RankLost."""
+        self._check_same(what, text, self.world)
+
+    def check_same_read(self, what: str, text: str) -> None:
+        """Does the same of what is read while steps run."""
+        self._check_same(what, text, self.loading)
+
+    def _check_same(self, what: str, text: str, among: Communicator) -> None:
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-        digests = self.of_all(digest)
+        digests = self._gathered(among, digest)
         for rank, other in enumerate(digests):
             if other != digests[0]:
                 raise StartupError(f"rank {rank} has other {what} than rank 0; give all ranks the same")

@@ -16,6 +16,9 @@ from pagewire.errors import StartupError
 from pagewire.files.models import find_model
 from pagewire.process.process import release_unused_memory
 from pagewire.process.watchdog import BEAT_S
+from pagewire.services.executor.adapters.host import with_adapters
+from pagewire.services.executor.adapters.loading import load_adapter
+from pagewire.services.executor.adapters.slots import AdapterSlots
 from pagewire.services.executor.parallel.group import REASON_S, Failure, Group, RankLost
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.ranks.formation import (
@@ -33,8 +36,9 @@ from pagewire.services.executor.ranks.tls_link import followers_link
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.runner import Begun
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
+from pagewire.services.executor.service.replacement import LoadedWeights, load_weights, step_back
 from pagewire.services.executor.start.startup import start_runner
+from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import StepRequest, Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
 from pagewire.wire.tls import why_unavailable
@@ -75,7 +79,7 @@ class Follower:
         self._gives_up = threading.Event()
         self._link: Link | None = None
         self._has_ended = False
-        self._reader = ThreadPoolExecutor(1, "weights")
+        self._reader = ThreadPoolExecutor(1, "weights", initializer=step_back)
         self._loading: Future[LoadedWeights] | None = None
         self._outcomes = Outcomes()
 
@@ -146,11 +150,17 @@ class Follower:
             release_unused_memory()
         elif kind == "drop":
             self._loading = None
+        elif kind == "load_adapter":
+            self._reader.submit(self._load_adapter, command.load_adapter, runner, group)
+        elif kind == "drop_adapter":
+            self._slots(runner).host.forget(command.drop_adapter)
         else:
             self._has_ended = True
 
     def _execute(self, request: StepRequest, runner: ModelRunner) -> None:
         step, begun = convert.step_from_proto(request, runner.model.config.vocab_size), Begun()
+        if step.slot_changes:
+            step = with_adapters(step, self._slots(runner).host)
         try:
             self._outcomes.add(runner.execute(step, begun))
         except Exception as error:
@@ -163,12 +173,22 @@ class Follower:
             self._link.send(RankReport(refused=f"{type(error).__name__}: {error}"))
 
     def _load(self, wanted: Weights, runner: ModelRunner, group: Group) -> LoadedWeights:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             return load_weights(self._config, runner, wanted, group)
         except Exception as error:
             logger.error("these weights cannot replace the weights in force: %s", error)
             raise
+
+    def _load_adapter(self, wanted: Adapter, runner: ModelRunner, group: Group) -> None:
+        slots = self._slots(runner)
+        try:
+            slots.host.keep(load_adapter(slots, wanted, group))
+        except Exception as error:
+            logger.error("the adapter %s cannot be served: %s", wanted.name, error)
+
+    def _slots(self, runner: ModelRunner) -> AdapterSlots:
+        assert isinstance(runner.adapters, AdapterSlots)
+        return runner.adapters
 
     def _watch(self, link: Link, failure: Failure) -> None:
         """Reports to the leader that this process is alive, and ends the process once the leader has ended."""

@@ -36,6 +36,7 @@ from pagewire.services.executor.ranks.tls_link import leaders_link
 from pagewire.stack import followers
 from pagewire.stack.followers import ending
 from pagewire.v1.admin_pb2 import RankState, ServiceStatus
+from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
 from pagewire.wire.tls import failed_handshake
@@ -132,6 +133,13 @@ class Leader:
 
     def load(self, weights: Weights) -> None:
         self.send(RankCommand(load=weights))
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        self.send(RankCommand(load_adapter=adapter))
+
+    def drop_adapter(self, digest: str) -> None:
+        with contextlib.suppress(RankLost):  # the device thread notices
+            self.send(RankCommand(drop_adapter=digest))
 
     def install(self) -> None:
         self.send(RankCommand(install=True))

@@ -16,6 +16,7 @@ from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.outcomes import MOST_PENDING, num_unknown
 from pagewire.services.executor.ranks.step_message import step_to_proto
+from pagewire.services.executor.runner.adapters import Adapters
 from pagewire.services.executor.runner.runner import Begun, Runner
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
@@ -103,3 +104,7 @@ class LeadingRunner:
     @property
     def smallest_image(self) -> int:
         return self._runner.smallest_image
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._runner.adapters

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.adapters.host import HostAdapter
+from pagewire.services.executor.adapters.loading import load_adapter
+from pagewire.services.executor.adapters.slots import AdapterSlots
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.ranks.ahead import Ahead
@@ -15,6 +19,7 @@ from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
 from pagewire.services.executor.service.work import NO_OBSERVER, WorkObserver
 from pagewire.services.executor.start.startup import start_runner
+from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import Weights
 
 
@@ -24,6 +29,7 @@ class LeadersStart:
     def __init__(self, config: ExecutorConfig, leader: Leader) -> None:
         self._config, self._leader = config, leader
         self._group = Group()
+        self._reading = threading.Lock()  # all ranks read the same, one thing after the other
         self.observer: WorkObserver = Ahead(leader) if config.pipeline_parallel_size > 1 else NO_OBSERVER
 
     def runner(self, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
@@ -39,6 +45,17 @@ class LeadersStart:
 
     def weights(self, runner: Runner, wanted: Weights) -> LoadedWeights:
         """Loads weights as `load_weights` does, on all ranks."""
-        self._leader.load(wanted)
-        loaded = load_weights(self._config, runner, wanted, self._group)
+        with self._reading:
+            self._leader.load(wanted)
+            loaded = load_weights(self._config, runner, wanted, self._group)
         return dataclasses.replace(loaded, others=self._leader)
+
+    def adapter(self, slots: AdapterSlots, wanted: Adapter) -> HostAdapter:
+        """Loads an adapter as `load_adapter` does, on all ranks."""
+        with self._reading:
+            self._leader.load_adapter(wanted)
+            return load_adapter(slots, wanted, self._group)
+
+    def drop_adapter(self, digest: str) -> None:
+        """Lets the other ranks forget an adapter that no step holds any more."""
+        self._leader.drop_adapter(digest)

@@ -20,6 +20,10 @@ def step_to_proto(step: Step) -> executor_pb2.StepRequest:
         finished_request_ids=step.finished_request_ids,
         new_requests=[_new_request_to_proto(request) for request in step.new_requests],
         num_draft_tokens=[] if drafts is None else drafts.tolist(),
+        adapter_slots=[
+            executor_pb2.AdapterSlot(slot=change.slot, digest=change.digest if change.adapter else "")
+            for change in step.slot_changes
+        ],
     )
 
 
@@ -34,6 +38,7 @@ def _new_request_to_proto(request: NewRequest) -> executor_pb2.NewRequest:
         yields_vector=request.yields_vector,
         second_text_start=request.second_text_start,
         draft_domain=request.draft_domain,
+        adapter_slot=request.adapter_slot,
         images=[
             common_pb2.PromptImage(
                 hash=image.hash,

@@ -19,11 +19,12 @@ from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import NO_REQUESTS, BatchShape, InputBatch, make_batch
 from pagewire.services.executor.batch.input_buffers import InputBuffers
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device.upload import upload
+from pagewire.services.executor.device.upload import PendingResults, upload
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.adapters import NO_ADAPTERS, Adapters
 from pagewire.services.executor.runner.images import NO_IMAGES, Images
 from pagewire.services.executor.runner.prompt_scores import NO_PROMPT_SCORES, PromptScores
 from pagewire.services.executor.runner.proposer import NO_DRAFTS, Proposer
@@ -36,7 +37,7 @@ from pagewire.services.executor.step.dummy_step import DUMMY_SAMPLING, NO_STEP, 
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.prompt_lines import PromptPart
-from pagewire.services.executor.step.step import PendingResults, Step, StepOutput
+from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.services.executor.step.step_context import StepImages
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -61,6 +62,7 @@ class ModelRunner:
         constraints: Constraints = UNRESTRICTED,
         images: Images = NO_IMAGES,
         prompt_scores: PromptScores = NO_PROMPT_SCORES,
+        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """num_blocks: blocks of a group of layers that sees all tokens; others may have fewer (`kv_cache.kv_groups`).
 
@@ -91,6 +93,7 @@ class ModelRunner:
         self._tokens = tokens
         self._stage = stage
         self._prompt_scores = prompt_scores
+        self.adapters = adapters
         self._inputs = InputBuffers(
             limits.max_num_seqs, limits.max_num_batched_tokens, self._block_tables, device, self.max_draft_tokens
         )
@@ -102,6 +105,7 @@ class ModelRunner:
         self._state.reset()
         self._images.reset()
         self._prompt_scores.reset()
+        self.adapters.reset()
         self.proposer.reset()
 
     def on_other_weights(self) -> None:
@@ -150,6 +154,7 @@ class ModelRunner:
         step = self._images.update(step)
         self._prompt_scores.update(step)
         self._remove_finished(step)
+        self.adapters.update(step, self._state)
         self._add_new(step)
         if not step.request_ids:
             return StepOutput(step.step_id, [], [], 0, None)
@@ -195,6 +200,7 @@ class ModelRunner:
         input_ids, context = self._inputs.gather(
             shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images, stream
         )
+        self.adapters.use(context.adapter_slots)
         return self._model.forward(input_ids, context)
 
     def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, graphs: Steps) -> SampledTokens:

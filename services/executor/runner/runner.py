@@ -10,6 +10,7 @@ import torch
 from pagewire.services.executor.batch.kv_cache import KVGroup
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.runner.adapters import Adapters
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
 
@@ -37,6 +38,9 @@ class Runner(Protocol):
 
     @property
     def smallest_image(self) -> int: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
     def reset(self) -> None: ...
 

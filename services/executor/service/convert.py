@@ -20,6 +20,7 @@ from pagewire.services.executor.step.step import (
     InvalidImage,
     InvalidStep,
     NewRequest,
+    SlotChange,
     Step,
     StepOutput,
 )
@@ -63,6 +64,7 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
             for request, trace in zip(message.new_requests, traces, strict=True)
         ],
         num_draft_tokens=np.array(message.num_draft_tokens[:], dtype=np.int64) if message.num_draft_tokens else None,
+        slot_changes=[SlotChange(change.slot, change.digest) for change in message.adapter_slots],
     )
 
 
@@ -93,6 +95,7 @@ def _new_request(message: executor_pb2.NewRequest, trace: Trace, vocab_size: int
         yields_vector=message.yields_vector,
         second_text_start=message.second_text_start,
         draft_domain=message.draft_domain,
+        adapter_slot=message.adapter_slot,
         images=images,
         failure=failure,
     )

@@ -30,8 +30,8 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.loading.served_model import DUMMY, ServedModel, digest_of, load_served
 from pagewire.services.executor.loading.twins import Differs, Pairs, twins
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
-from pagewire.services.executor.pipeline.trial_stage import trial_stage
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.pipeline.trial_stage import trial_stage
 from pagewire.services.executor.runner.probe import BrokenModel, probe
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.worker import Worker
@@ -142,7 +142,7 @@ class Replacements:
         self._in_force = first
         self._loaded: LoadedWeights | None = None
         self._install_lock = asyncio.Lock()
-        self._reader = ThreadPoolExecutor(1, "weights", initializer=_step_back)
+        self._reader = ThreadPoolExecutor(1, "weights", initializer=step_back)
         stats.WEIGHTS_VERSION.labels(first.version).set(1)
 
     async def in_force(self) -> Weights:
@@ -204,6 +204,6 @@ class Replacements:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
 
-def _step_back() -> None:
+def step_back() -> None:
     """Lowers the priority of the calling thread and of threads that it starts."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)

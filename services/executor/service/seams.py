@@ -1,11 +1,11 @@
-"""The seams of the servicer: grammars of requests, and replacement of the model's weights."""
+"""The seams of the servicer: grammars of requests, replacement of the model's weights, adapters."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pagewire.services.executor.step.step import Step
-from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.common_pb2 import Adapter, Grammar
 from pagewire.v1.executor_pb2 import Weights
 
 
@@ -39,3 +39,35 @@ class WeightVersions(Protocol):
 
     def close(self) -> None:
         """Ends threads."""
+
+
+class AdapterVersions(Protocol):
+    """The adapters that were given, and the slots for them. Used on the event loop."""
+
+    @property
+    def num_slots(self) -> int:
+        """Returns how many adapters the requests of one step may have; 0 = none."""
+
+    def given(self) -> list[Adapter]:
+        """Returns those that were loaded and not forgotten."""
+
+    async def load(self, wanted: Adapter) -> Adapter:
+        """Makes an adapter ready for a slot, and returns its full description. Raises RpcError."""
+
+    def unload(self, digest: str) -> None:
+        """Forgets an adapter."""
+
+    async def attach(self, step: Step) -> Step:
+        """Returns the step with the adapters that it puts into slots, and with a failure for each new request whose
+        adapter cannot be read any more."""
+
+    def close(self) -> None:
+        """Ends threads."""
+
+
+class Features(NamedTuple):
+    """Everything that is served beside steps."""
+
+    grammars: Grammars
+    weights: WeightVersions
+    adapters: AdapterVersions

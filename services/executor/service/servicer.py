@@ -12,7 +12,7 @@ from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.seams import Grammars, WeightVersions
+from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.session import Results, Session, StepFailed
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
@@ -41,15 +41,12 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     def __init__(
         self,
         worker: Worker,
-        make_grammars: Callable[[ExecutorInfo], Grammars],
-        make_weights: Callable[[ExecutorInfo], WeightVersions],
+        make_features: Callable[[ExecutorInfo], Features],
     ) -> None:
-        """make_grammars, make_weights: each is called once, when the model is loaded."""
+        """make_features: called once, when the model is loaded."""
         self._worker = worker
-        self._make_grammars = make_grammars
-        self._grammars: Grammars | None = None
-        self._make_weights = make_weights
-        self._weights: WeightVersions | None = None
+        self._make_features = make_features
+        self._made: Features | None = None
         self._current: Results | None = None
         self._term = 0  # of the scheduler that has, or last had, this executor
         self._left_at = 0.0  # when its stream ended, time.monotonic()
@@ -67,50 +64,60 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def Describe(
         self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.DescribeResponse:
-        info = await self._loaded()
-        return convert.describe_response(info, await self._weights_of(info).in_force())
+        info, features = await self._loaded(), await self._features()
+        response = convert.describe_response(info, await features.weights.in_force())
+        response.max_adapters = features.adapters.num_slots
+        response.adapters.extend(features.adapters.given())
+        return response
 
     async def LoadWeights(
         self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.LoadWeightsResponse:
-        weights = self._weights_of(await self._loaded())
+        weights = (await self._features()).weights
         return executor_pb2.LoadWeightsResponse(weights=await weights.load(request.weights))
 
     async def InstallWeights(
         self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.InstallWeightsResponse:
-        weights = self._weights_of(await self._loaded())
+        weights = (await self._features()).weights
         self._check_term(request.term)
         return executor_pb2.InstallWeightsResponse(seconds=await weights.install(request.weights))
 
     async def DropWeights(
         self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.DropWeightsResponse:
-        self._weights_of(await self._loaded()).drop()
+        (await self._features()).weights.drop()
         return executor_pb2.DropWeightsResponse()
+
+    async def LoadAdapter(
+        self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.LoadAdapterResponse:
+        adapters = (await self._features()).adapters
+        return executor_pb2.LoadAdapterResponse(adapter=await adapters.load(request.adapter))
+
+    async def UnloadAdapter(
+        self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.UnloadAdapterResponse:
+        (await self._features()).adapters.unload(request.digest)
+        return executor_pb2.UnloadAdapterResponse()
 
     async def CompileGrammar(
         self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.CompileGrammarResponse:
-        await self._grammars_of(await self._loaded()).check(request.grammar)
+        await (await self._features()).grammars.check(request.grammar)
         return executor_pb2.CompileGrammarResponse()
 
-    def _weights_of(self, info: ExecutorInfo) -> WeightVersions:
-        if self._weights is None:
-            self._weights = self._make_weights(info)
-        return self._weights
-
-    def _grammars_of(self, info: ExecutorInfo) -> Grammars:
-        if self._grammars is None:
-            self._grammars = self._make_grammars(info)
-        return self._grammars
+    async def _features(self) -> Features:
+        info = await self._loaded()
+        if self._made is None:
+            self._made = self._make_features(info)
+        return self._made
 
     def close(self) -> None:
         """Ends everything that the calls have started. No call may follow."""
-        if self._grammars is not None:
-            self._grammars.close()
-        if self._weights is not None:
-            self._weights.close()
+        if self._made is not None:
+            for feature in self._made:
+                feature.close()
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext
@@ -183,8 +190,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         try:
             async for request in requests:
                 step = convert.step_from_proto(request, info.vocab_size)
-                if step.new_requests:
-                    step = await self._grammars_of(info).attach(step)
+                if step.new_requests or step.slot_changes:
+                    features = await self._features()
+                    step = await features.adapters.attach(await features.grammars.attach(step))
                 if step.num_scheduled_tokens.sum() > LARGE_STEP:
                     results.expect_large(step.step_id)
                 self._worker.submit(session, step)

@@ -25,8 +25,9 @@ from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.vision.vision_model import VisionModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.parallel.tokens import tokens_of
-from pagewire.services.executor.pipeline.pipeline_stage import stage_in
+from pagewire.services.executor.runner.adapters import NO_ADAPTERS, Adapters
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.pipeline.pipeline_stage import stage_in
 from pagewire.services.executor.runner.stage import StageExchange
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.tokens import Tokens
@@ -58,6 +59,7 @@ class Setup:
     pooling: Pooling = LAST_STATE
     group: Group = ALONE_GROUP
     graph_prompts: tuple[int, ...] = ()  # tokens of steps with prompts, like graph_sizes
+    adapters: Adapters = NO_ADAPTERS
 
     @cached_property
     def speculation(self) -> Speculation | None:
@@ -96,7 +98,7 @@ class Setup:
 
     def _drafted_for(self, num_blocks: int, limits: Limits, tokens: Tokens) -> Target:
         def steps() -> Steps:
-            return _recorded_steps(limits, self.pooling) if self.record_steps else CudaGraphs()
+            return self._recorded_steps(limits, drafts=True) if self.record_steps else CudaGraphs()
 
         return Target(self.model, limits, num_blocks, self.device, self.config.attention_split_size, steps, tokens)
 
@@ -120,25 +122,29 @@ class Setup:
             num_blocks,
             self.device,
             attention_split_size=self.config.attention_split_size,
-            graphs=_recorded_steps(limits, self.pooling, max_draft_tokens) if self.record_steps else None,
+            graphs=self._recorded_steps(limits, max_draft_tokens) if self.record_steps else None,
             pooling=self.pooling,
             image_cache_bytes=self.config.mm_encoder_cache_bytes,
             logprobs_mode=LogprobsMode(self.config.logprobs_mode),
             tokens=tokens,
             stage=self.stage,
             proposer=proposer,
+            adapters=self.adapters,
             make=make,
         )
 
+    def _recorded_steps(self, limits: Limits, max_draft_tokens: int = 0, *, drafts: bool = False) -> Steps:
+        """drafts: whether they are of a model that drafts."""
+        # Compiles the C++ kernels, which a GPU does not need.
+        from pagewire.services.executor.graphs.recorded_steps import REQUESTS, RecordedSteps
 
-def _recorded_steps(limits: Limits, pooling: Pooling, max_draft_tokens: int = 0) -> Steps:
-    # Compiles the C++ kernels, which a GPU does not need.
-    from pagewire.services.executor.graphs.recorded_steps import REQUESTS, RecordedSteps
-
-    requests = REQUESTS if pooling.generates else ()
-    return RecordedSteps(
-        limits.max_num_seqs, limits.max_num_batched_tokens, requests=requests, max_draft_tokens=max_draft_tokens
-    )
+        return RecordedSteps(
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            requests=REQUESTS if self.pooling.generates else (),
+            max_draft_tokens=max_draft_tokens,
+            with_adapters=self.adapters.num_slots > 0 and not drafts,
+        )
 
 
 def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progress) -> int:
@@ -211,6 +217,7 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "graph_prompts": setup.graph_prompts,
         "logprobs_mode": config.logprobs_mode,
         "speculation": setup.speculation and asdict(setup.speculation),
+        "adapters": (setup.adapters.num_slots, setup.adapters.nbytes),
         "kind": setup.pooling.kind,  # whether the largest steps have logits
         "rank": (setup.group.rank, setup.group.size, setup.group.stage.count),  # its layers and its role
     }

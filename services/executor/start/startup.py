@@ -18,6 +18,7 @@ from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
 from pagewire.services.executor import stats
+from pagewire.services.executor.adapters.loading import make_slots
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device import memory
@@ -119,6 +120,10 @@ def start_runner(
     if setup.speculation is not None:
         with phases("drafter"):
             setup.load_drafter()  # before the free memory is measured
+    if config.enable_lora:
+        with phases("adapters"):
+            # Behind the drafter: a copy of the model drafts without adapters.
+            setup = replace(setup, adapters=make_slots(config, model, device, group))
     size = group.least(num_blocks(setup, Path(model_path), phases, progress))
     progress(1.0, "KV cache")
     with phases("kv_cache"):

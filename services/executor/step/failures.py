@@ -17,6 +17,7 @@ class Cause(enum.StrEnum):
     IMAGE = "image"
     PROMPT = "prompt"
     GRAMMAR = "grammar"
+    ADAPTER = "adapter"
     NAN = "nan"
     ILLEGAL_TOKEN = "illegal_token"
 

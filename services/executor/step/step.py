@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from pagewire.services.executor.device.clock import StageTimes
+from pagewire.services.executor.device.upload import PendingResults
 from pagewire.services.executor.step.failures import Failure, find_failures
 from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.prompt_lines import PromptLines, PromptPart, take_lines
@@ -46,6 +46,15 @@ class Image:
 
 
 @dataclass(frozen=True)
+class SlotChange:
+    """A slot of the device that holds another adapter from this step on."""
+
+    slot: int  # from 1
+    digest: str
+    adapter: object | None = None  # in host memory; None: it could not be read, so its requests fail
+
+
+@dataclass(frozen=True)
 class NewRequest:
     request_id: int
     token_ids: np.ndarray  # int32 [num_tokens], prompt, then output known so far
@@ -61,11 +70,12 @@ class NewRequest:
     matcher: Matcher | None = None  # at its last token, if its tokens are restricted
     position_delta: int = 0  # see `StepContext.position_deltas`
     draft_domain: int = 0  # its output may be drafted for other requests of the same domain
+    adapter_slot: int = 0  # from 1; 0 = it has no adapter
 
 
 @dataclass(frozen=True)
 class Step:
-    """Applied in this order: finished, new, blocks, run."""
+    """Applied in this order: finished, slots, new, blocks, run."""
 
     step_id: int
     request_ids: Sequence[int]  # [n], batch order
@@ -76,6 +86,7 @@ class Step:
     new_requests: Sequence[NewRequest] = ()
     num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
     has_fixed_drafts: bool = False  # keeps their number even if a proposer finds fewer: only the shape counts
+    slot_changes: Sequence[SlotChange] = ()
 
     def drafting(self, num_drafted: np.ndarray | None) -> Step:
         """Returns the step with num_drafted int64 [n] drafts, no more than it has; None: the same step."""
@@ -174,38 +185,3 @@ class StepOutput:
         return {
             name: values[is_gained if name == "token_ids" else is_gained[has_line]] for name, values in results.items()
         }
-
-
-@dataclass
-class PendingResults:
-    """Results of a step on their way to the host.
-
-    On CUDA a stream of their own carries them to pinned memory, behind the step and beside the next one.
-    """
-
-    _host: dict[str, torch.Tensor]
-    _copied: torch.cuda.Event | None
-    # Device memory must outlive the copy that reads it.
-    _device: dict[str, torch.Tensor] | None = field(repr=False)
-
-    @classmethod
-    def fetch(cls, tensors: dict[str, torch.Tensor], copy_stream: torch.cuda.Stream | None) -> PendingResults:
-        if copy_stream is None:
-            return cls(tensors, None, None)
-        copy_stream.wait_stream(torch.cuda.current_stream())
-        host = {}
-        with torch.cuda.stream(copy_stream):
-            for name, tensor in tensors.items():
-                host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host[name].copy_(tensor, non_blocking=True)
-                tensor.record_stream(copy_stream)
-            # A blocking event sleeps in synchronize() where the default one would spin.
-            copied = torch.cuda.Event(blocking=True)
-            copied.record(copy_stream)
-        return cls(host, copied, tensors)
-
-    def wait(self) -> dict[str, np.ndarray]:
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._device = None
-        return {name: tensor.numpy() for name, tensor in self._host.items()}

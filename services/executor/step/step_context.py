@@ -44,8 +44,6 @@ class StepContext:
 
     Layers that keep the same are a group, which has a cache and block tables of its own (`kv_cache`). Blocks of states
     are for more tokens than those of others.
-
-    Whatever else a layer may want to know of a token (later its adapter) is a column that `rows` index.
     """
 
     positions: Tensor  # int64 [num_tokens], within the request
@@ -65,6 +63,7 @@ class StepContext:
     position_deltas: Tensor | None = None
     rope_table: Tensor | None = None  # fp32 [num_tokens, rotary_dim]: a rotary table for this step alone
     stream: Stream | None = None  # a stage but the first finds it here, and all but the last leave it here
+    adapter_slots: Tensor | None = None  # int32 [num_tokens], from 0, -1 = none; None: no token has an adapter
     second_text_start: Tensor | None = None  # int64 [max_num_seqs], row -> position; beyond all where there is one text
     plans: dict[Hashable, Tensor | None] = field(default_factory=dict)  # by layers that attend alike
 

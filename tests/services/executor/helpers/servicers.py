@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.adapters.loading import load_adapter
+from pagewire.services.executor.adapters.serving import ServedAdapters
 from pagewire.services.executor.main import make_grammars
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
-from pagewire.services.executor.service.seams import Grammars
+from pagewire.services.executor.service.seams import Features, Grammars
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
 
@@ -23,6 +25,12 @@ def servicer_of(
     config: of grammars and of weights to load. grammars: instead of those of the config.
     """
     load = partial(load_weights, config)
+    make = grammars or partial(make_grammars, config)
     return ExecutorServicer(
-        worker, grammars or partial(make_grammars, config), lambda info: Replacements(worker, load, first_weights(info))
+        worker,
+        lambda info: Features(
+            make(info),
+            Replacements(worker, load, first_weights(info)),
+            ServedAdapters(worker.runner.adapters, load_adapter, config.lora_dir),
+        ),
     )

@@ -19,10 +19,10 @@ from pagewire.services.executor.parallel.group import Failure, Group
 from pagewire.services.executor.parallel.pipe import PeerLost
 from pagewire.services.executor.parallel.stage import Stage
 from pagewire.services.executor.parallel.tokens import tokens_of
-from pagewire.services.executor.pipeline.pipeline_stage import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
 from pagewire.services.executor.ranks.piping import make_ends, pipes_of
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.pipeline.pipeline_stage import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.sampling.tokens import Tokens
 from pagewire.services.executor.start.assembly import assemble

@@ -20,7 +20,7 @@ from pagewire.services.executor.runner.proposer import Proposer
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.matcher import Matcher
-from pagewire.services.executor.step.step import Blocks, HostTokens, Image, NewRequest, Step, StepOutput
+from pagewire.services.executor.step.step import Blocks, HostTokens, Image, NewRequest, SlotChange, Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams, TokenSequence
 
 CPU = torch.device("cpu")
@@ -123,6 +123,7 @@ class Driver:
     _drafted: dict[int, dict[int, int]] = field(default_factory=dict)  # step -> drafts by request id
     _new: list[NewRequest] = field(default_factory=list)
     _finished: list[int] = field(default_factory=list)
+    slot_changes: list[SlotChange] = field(default_factory=list)  # of the next step
 
     def __post_init__(self) -> None:
         # Neighbouring blocks of a request must not be neighbours in memory.
@@ -139,6 +140,7 @@ class Driver:
         yields_vector: bool = False,
         images: Sequence[Image] = (),
         matcher: Matcher | None = None,
+        adapter_slot: int = 0,
     ) -> None:
         """Enters with the next step. shared_blocks hold the KV of the first tokens (prefix hit)."""
         shared = list(shared_blocks)
@@ -157,6 +159,7 @@ class Driver:
                 yields_vector=yields_vector,
                 images=images,
                 matcher=matcher,
+                adapter_slot=adapter_slot,
             )
         )
 
@@ -204,8 +207,9 @@ class Driver:
             finished_request_ids=self._finished,
             new_requests=self._new,
             num_draft_tokens=np.array([drafts.get(id, 0) for id in scheduled]) if drafts else None,
+            slot_changes=self.slot_changes,
         )
-        self._new, self._finished = [], []
+        self._new, self._finished, self.slot_changes = [], [], []
         return self.runner.execute(step)
 
     def collect(self, output: StepOutput) -> HostTokens:

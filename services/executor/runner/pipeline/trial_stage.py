@@ -9,7 +9,7 @@ from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.parallel.stage import WHOLE
-from pagewire.services.executor.pipeline.pipeline_stage import stream_of
+from pagewire.services.executor.runner.pipeline.pipeline_stage import stream_of
 from pagewire.services.executor.runner.stage import NO_EXCHANGE, StageExchange
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import DraftedStep

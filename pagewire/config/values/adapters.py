@@ -1,0 +1,57 @@
+"""The values of the flags of adapters (LoRA)."""
+
+from collections.abc import Iterator
+from json import JSONDecoder
+from typing import NamedTuple
+
+from pagewire.config.executor import ExecutorConfig
+from pagewire.errors import StartupError
+
+
+class LoraModule(NamedTuple):
+    """An adapter that a flag names."""
+
+    name: str
+    path: str
+    base_model: str = ""
+
+
+def lora_modules(text: str) -> list[LoraModule]:
+    """Returns the adapters of --lora-modules. Raises StartupError."""
+    found, rest = list[LoraModule](), text.strip()
+    while rest:
+        try:
+            if rest.startswith("{"):
+                keys, end = JSONDecoder().raw_decode(rest)
+                base = keys.pop("base_model_name", None) or ""
+                module, rest = LoraModule(keys.pop("name"), keys.pop("path"), base), rest[end:].lstrip(" ,")
+                is_right = not keys and all(isinstance(part, str) for part in module)
+            else:
+                one, _, rest = rest.partition(",")
+                name, _, path = one.strip().partition("=")
+                module, is_right, rest = LoraModule(name.strip(), path.strip()), True, rest.lstrip(" ,")
+        except (ValueError, KeyError, RecursionError):
+            is_right = False
+        if not (is_right and module.name and module.path):
+            raise StartupError(
+                "--lora-modules: expected NAME=PATH, or a JSON object with name, path and perhaps base_model_name, "
+                f"got {text!r:.200}"
+            )
+        if module.name in (other.name for other in found):
+            raise StartupError(f"--lora-modules: {module.name!r:.100} is given twice; give each adapter its own name")
+        found.append(module)
+    return found
+
+
+def refusals(config: ExecutorConfig) -> Iterator[str | None]:
+    """Refuses flags of adapters that contradict each other. Raises StartupError."""
+    lora_modules(config.lora_modules or "")
+    if not config.enable_lora:
+        for name in ("lora_modules", "lora_dir"):
+            if getattr(config, name) is not None:
+                yield f"--{name.replace('_', '-')}: adapters are not served; add --enable-lora"
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
+        yield (
+            f"--max-cpu-loras {config.max_cpu_loras}: --max-loras {config.max_loras} adapters are in use at once; give "
+            "at least as many"
+        )

@@ -1,0 +1,99 @@
+"""Adapters in host memory: those that were given, and the most recently used of them in the form of the model."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from pagewire.services.executor.adapters import metrics
+from pagewire.services.executor.step.step import Step
+from pagewire.v1.common_pb2 import Adapter
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """The adapter of one layer, in the model's dtype: a rank's share of it."""
+
+    down: Tensor  # [num_parts, rank, num_inputs]
+    up: Tensor  # [rank, num_outputs], with the scale
+    ranks: Tensor  # int32 [num_parts], 0 = nothing is added
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class HostAdapter:
+    """An adapter that fits the model."""
+
+    digest: str
+    rank: int  # the largest
+    base_model: str  # as its files say
+    layers: Mapping[int, LayerWeights]  # by index of the layer in `AdapterSlots.layers`
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weights.nbytes for weights in self.layers.values())
+
+
+class HostAdapters:
+    """The adapters that an executor was given, and those of them that are in memory."""
+
+    def __init__(self, most: int | None = None) -> None:
+        """most: adapters in memory; those that were not used for longest are read again; None: all are kept."""
+        self._most = most
+        self._given: dict[tuple[str, str], Adapter] = {}  # by name and digest
+        self._held: OrderedDict[str, HostAdapter] = OrderedDict()  # by digest, the least recently used first
+
+    def given(self) -> list[Adapter]:
+        return list(self._given.values())
+
+    def origin(self, digest: str) -> Adapter | None:
+        """Returns what was given with these contents, if anything was."""
+        return next((adapter for adapter in self._given.values() if adapter.digest == digest), None)
+
+    def get(self, digest: str) -> HostAdapter | None:
+        """Returns an adapter in memory, and counts as its use."""
+        if (adapter := self._held.get(digest)) is not None:
+            self._held.move_to_end(digest)
+        return adapter
+
+    def held(self, digest: str) -> HostAdapter:
+        """Returns an adapter that must be in memory."""
+        return self._held[digest]
+
+    def give(self, given: Adapter) -> None:
+        """Remembers what a name stands for."""
+        self._given[given.name, given.digest] = given
+
+    def keep(self, adapter: HostAdapter) -> list[HostAdapter]:
+        """Takes an adapter into memory; returns those that have to leave."""
+        self._held[adapter.digest] = adapter
+        self._held.move_to_end(adapter.digest)
+        most = len(self._held) if self._most is None else self._most
+        left = [self._held.popitem(last=False)[1] for _ in range(len(self._held) - most)]
+        self._report()
+        return left
+
+    def forget(self, digest: str) -> list[HostAdapter]:
+        """Forgets contents under all names; returns them if they were in memory."""
+        self._given = {key: adapter for key, adapter in self._given.items() if adapter.digest != digest}
+        held = self._held.pop(digest, None)
+        self._report()
+        return [] if held is None else [held]
+
+    def _report(self) -> None:
+        metrics.ADAPTERS.set(len(self._held))
+        metrics.ADAPTER_HOST_BYTES.set(sum(adapter.nbytes for adapter in self._held.values()))
+
+
+def with_adapters(step: Step, host: HostAdapters) -> Step:
+    """Returns the step of a leader with this rank's share of its adapters; all ranks have loaded the same."""
+    changes = [
+        replace(change, adapter=host.held(change.digest) if change.digest else None) for change in step.slot_changes
+    ]
+    return replace(step, slot_changes=changes)

@@ -1,0 +1,79 @@
+"""Requests with adapters have the tokens of models into which the adapters are merged, whatever runs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire.config import ExecutorConfig
+from pagewire.services.executor.adapters.slots import AdapterSlots
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.step.step import SlotChange
+from tests.services.executor.helpers.adapters import merged, save_adapter
+from tests.services.executor.helpers.stepping import Driver
+from tests.services.executor.models.tiny import save_tiny
+
+NUM_BLOCKS = 48
+PROMPTS = [[5, 17, 3, 60, 21, 8, 44, 12, 9, 30, 2, 51], [7, 9, 33], [40, 41, 42, 43, 44, 45, 46], [11]]
+
+
+def start(model: Path, adapters: Sequence[Path] = (), /, **flags: Any) -> ModelRunner:
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cpu",
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+        "num_gpu_blocks_override": NUM_BLOCKS,
+        "num_threads": 1,
+        "enable_lora": bool(adapters),
+        "max_lora_rank": 8,
+        "lora_modules": ",".join(f"{path.name}={path}" for path in adapters) or None,
+        **flags,
+    }
+    return start_runner(ExecutorConfig(model=str(model), **settings), str(model), lambda fraction, text: None)[0]
+
+
+def changes(runner: ModelRunner, *names: str) -> list[SlotChange]:
+    """Returns the changes that put these adapters into slots 1, 2, ..."""
+    if not names:
+        return []
+    assert isinstance(runner.adapters, AdapterSlots)
+    host = runner.adapters.host
+    digests = {adapter.name: adapter.digest for adapter in host.given()}
+    return [SlotChange(slot, digests[name], host.get(digests[name])) for slot, name in enumerate(names, 1)]
+
+
+def together(runner: ModelRunner, names: Sequence[str], slots: Sequence[int], count: int = 10) -> list[list[int]]:
+    """Returns the tokens of PROMPTS[i] with slots[i], all in the same steps. names: of the adapters in slots."""
+    driver = Driver(runner, NUM_BLOCKS)
+    runner.reset()
+    driver.slot_changes = changes(runner, *names)
+    for request_id, slot in enumerate(slots):
+        driver.add(request_id, PROMPTS[request_id], adapter_slot=slot)
+    driver.step({request_id: len(PROMPTS[request_id]) for request_id in range(len(slots))})
+    while len(driver.tokens[0]) < count:
+        driver.step(dict.fromkeys(range(len(slots)), 1))
+    runner.reset()
+    return [driver.tokens[request_id] for request_id in range(len(slots))]
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "recorded"])
+def test_tokens_are_those_of_merged_weights(tmp_path: Path, eager: bool) -> None:
+    save_tiny(tmp_path / "base", "Llama")
+    base, flags = tmp_path / "base", dict[str, Any](enforce_eager=eager)
+    a = save_adapter(tmp_path / "a", base, rank=4)
+    b = save_adapter(tmp_path / "b", base, rank=7, names=("q_proj", "v_proj", "up_proj"), seed=1)
+    alone = [together(start(base, **flags), (), (0, 0, 0, 0))]
+    for adapter in (a, b):
+        alone.append(together(start(merged(tmp_path / f"merged-{adapter.name}", base, adapter), **flags), (), [0] * 4))
+    assert all(len({tuple(tokens[i]) for tokens in alone}) == 3 for i in range(4)), "adapters change the tokens"
+    runner = start(base, (a, b), **flags)
+    for slots in ((0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 1, 2), (0, 1, 2, 0)):
+        expected = [alone[slot][i] for i, slot in enumerate(slots)]
+        assert together(runner, ("a", "b"), slots) == expected
+    assert together(runner, ("b",), (1, 0, 0, 0))[0] == alone[2][0], "a slot holds what it was given last"

@@ -1,0 +1,69 @@
+"""Adapters for tests, in PEFT's form, and models into which they are merged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+DENSE = (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def save_adapter(
+    path: Path,
+    model: Path,
+    *,
+    rank: int = 4,
+    names: Sequence[str] = DENSE,
+    seed: int = 0,
+    alpha: float = 8.0,
+    spread: float = 0.3,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes a random adapter of the layers of a saved model whose names end with one of `names`; returns its path."""
+    path.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, weight in sorted(load_file(model / "model.safetensors").items()):
+        module = name.removesuffix(".weight")
+        if module.endswith(tuple(names)):
+            outputs, inputs = weight.shape
+            down = spread * torch.randn(rank, inputs, generator=generator)
+            up = spread * torch.randn(outputs, rank, generator=generator)
+            tensors[f"base_model.model.{module}.lora_A.weight"] = down
+            tensors[f"base_model.model.{module}.lora_B.weight"] = up
+    save_file(tensors, path / "adapter_model.safetensors", {"format": "pt"})
+    keys = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "tiny/base",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": [name.rpartition(".")[2] for name in names],
+        "bias": "none",
+        **(config or {}),
+    }
+    (path / "adapter_config.json").write_text(json.dumps(keys))
+    return path
+
+
+def merged(path: Path, model: Path, adapter: Path) -> Path:
+    """Writes the model with the adapter added to its weights, which is what requests with the adapter compute."""
+    shutil.copytree(model, path)
+    weights = load_file(path / "model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name, down in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            up = tensors[name.replace("lora_A", "lora_B")]
+            weight = weights[f"{module}.weight"]
+            scale = config["lora_alpha"] / config["r"]
+            weights[f"{module}.weight"] = (weight.float() + scale * up.float() @ down.float()).to(weight.dtype)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
