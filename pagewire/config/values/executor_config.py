@@ -1,4 +1,4 @@
-"""What is wrong with a configuration of the executor, as far as this machine and the flags alone tell."""
+"""Finds faults in a configuration of the executor by this machine and the flags alone."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -49,7 +49,7 @@ def _read(slots: AdapterSlots, wanted: Adapter) -> HostAdapter:
     path = Path(wanted.path)
     if not path.exists():
         raise FileNotFoundError(f"nothing is at {path} on the executor's machine; copy the adapter to it")
-    files = read_adapter(path)
+    files = read_adapter(path, slots.heads)
     if wanted.digest not in ("", files.digest):
         raise RpcError(
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -76,10 +76,10 @@ class ServedAdapters:
             return located
         if self._directory is None:
             message = f"the adapter {wanted.name!r:.100} has no path, and there is no --lora-dir to find it in"
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+            raise RpcError(grpc.StatusCode.NOT_FOUND, message)
         if not wanted.name or Path(wanted.name).name != wanted.name:
             message = f"{wanted.name!r:.100} is no name of a file in --lora-dir; name the adapter without slashes"
-            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
+            raise RpcError(grpc.StatusCode.NOT_FOUND, message)
         located.path = str(Path(self._directory) / wanted.name)
         return located
 

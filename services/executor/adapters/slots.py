@@ -58,6 +58,12 @@ class AdapterSlots(Adapters):
             layer.adapters = self._memory(layer)
         metrics.ADAPTER_SLOT_BYTES.set(self.nbytes)
 
+    @property
+    def heads(self) -> tuple[int, int] | None:
+        """Query heads and KV heads of the model."""
+        config = self._model.config
+        return (config.num_heads, config.num_kv_heads) if isinstance(config, DecoderConfig) else None
+
     def _memory(self, layer: Linear) -> LayerAdapters:
         num_parts, num_outputs, num_inputs = len(layer.shards), *layer.weight.shape
         starts = list(accumulate((shard.num_outputs for shard in layer.shards), initial=0))

@@ -126,10 +126,10 @@ class TokenSlots:
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """What adapters add to the products of a layer, by slot; a part is the output of one shard."""
+    """The memory of a layer for adapters, by slot. A part is the output of one shard."""
 
     down: Tensor  # [num_slots, num_parts, rank, num_inputs]
-    up: Tensor  # [num_slots, num_outputs, rank]
+    up: Tensor  # [num_slots, rank, num_outputs]
     starts: Tensor  # int32 [num_parts + 1], the outputs of each part
     ranks: Tensor  # int32 [num_slots, num_parts], 0 = nothing is added
     slots: TokenSlots
