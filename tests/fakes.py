@@ -541,8 +541,10 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def UnloadAdapter(
         self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.UnloadAdapterResponse:
-        self.adapters.pop(request.digest, None)
-        self.executor.loaded_adapters.discard(request.digest)
+        if (known := self.adapters.get(request.digest)) is not None and request.name in ("", known.name):
+            del self.adapters[request.digest]
+        if not request.name:
+            self.executor.loaded_adapters.discard(request.digest)
         self.has_unloaded.set()
         return executor_pb2.UnloadAdapterResponse()
 

@@ -216,7 +216,8 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     max_lora_rank: int = flag(16, "largest rank of an adapter", group="adapters", valid=Range(minimum=1, maximum=1024))
     max_cpu_loras: int | None = flag(
         None,
-        "adapters that stay in host memory; others are read again when a request names them (default: all)",
+        "adapters that stay in host memory; others are read again when a request names them, for which steps wait "
+        "if more adapters are waited for (default: all)",
         group="adapters",
         valid=POSITIVE,
     )

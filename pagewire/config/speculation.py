@@ -18,7 +18,7 @@ METHODS = (*LOOKUP_METHODS, *DRAFT_MODEL_METHODS, "mtp")
 _OF_DRAFT_MODEL = {"draft_tensor_parallel_size", "max_model_len", "quantization", "revision"}
 # Chooses a method, or none.
 AUTO = "auto"
-# Requests from which on a step has no drafts by default: on two cores such steps gain too little to pay for a wrong one.
+# Requests from which on a step has no drafts by default: with two cores, such steps gain too little by them.
 _DISABLED_BY_DEFAULT = 16
 
 

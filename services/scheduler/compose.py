@@ -48,6 +48,7 @@ def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect)
         return Rollout(scheduler, engine.executors.drivers, engine.wake_all, engine.end_request, timeout)
 
     def adapters(engine: Engine) -> Adapters:
-        return Adapters(engine.executors.drivers, engine.wake_all, engine.availability.greet_again)
+        changed = engine.availability.greet_again
+        return Adapters(engine.executors.drivers, engine.wake_all, changed, engine.end_request)
 
     return Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters)

@@ -47,8 +47,8 @@ def read_gguf(path: Path, heads: tuple[int, int] | None) -> AdapterFiles:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e30:
         raise AdapterError(f"{path}: adapter.lora.alpha: expected a number, found {alpha!r:.100}; {_PEFT}")
     digest = hashlib.sha256(f"{architecture}\n{alpha}\n".encode())
-    sides = _sides(path, file, gguf_form(architecture, file.stated), digest)
     form = gguf_form(architecture, file.stated)
+    sides = _sides(path, file, form, digest)
     modules = {}
     for module, pair in sides.items():
         if len(pair) != 2:

@@ -79,9 +79,13 @@ class HostAdapters:
         self._report()
         return left
 
-    def forget(self, digest: str) -> list[HostAdapter]:
-        """Forgets contents under all names; returns them if they were in memory."""
-        self._given = {key: adapter for key, adapter in self._given.items() if adapter.digest != digest}
+    def forget(self, digest: str, name: str = "") -> list[HostAdapter]:
+        """Forgets contents under a name, by default under all; returns them if they were in memory and have no other
+        name."""
+        forgotten = {key for key in self._given if key[1] == digest and name in ("", key[0])}
+        self._given = {key: adapter for key, adapter in self._given.items() if key not in forgotten}
+        if name and self.origin(digest) is not None:
+            return []
         held = self._held.pop(digest, None)
         self._report()
         return [] if held is None else [held]

@@ -21,6 +21,7 @@ from pagewire.services.executor.adapters.low_rank import AdapterError, AdapterFi
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
+_LONGEST_NAME = 500  # of a module
 _MAX_BYTES = 16 << 30  # of a file; the largest adapters of the largest models are a tenth of that
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 _MERGE = "merge it into its model (peft: merge_and_unload) and serve that"
@@ -199,7 +200,13 @@ def _modules(path: Path, config: _Config, tensors: Mapping[str, Tensor]) -> dict
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise AdapterError(f"{path}: tensor {name:.200} {_why_not(name)}; {_MERGE}")
-        sides.setdefault(match["module"].removeprefix("base_model.model."), {})[match["side"]] = tensor
+        module = match["module"].removeprefix("base_model.model.")
+        if len(module) > _LONGEST_NAME or match["side"] in sides.setdefault(module, {}):
+            raise AdapterError(
+                f"{path}: tensor {name:.200} names no module, or one that has a lora_{match['side']} already; save one "
+                "adapter to a folder of its own"
+            )
+        sides[module][match["side"]] = tensor
     if not sides:
         raise AdapterError(f"{path}: it has no tensors; save the adapter again after training")
     modules = {}

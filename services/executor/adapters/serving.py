@@ -64,9 +64,10 @@ class ServedAdapters:
         self._slots.host.give(found)
         return found
 
-    def unload(self, digest: str) -> None:
+    def unload(self, digest: str, name: str) -> None:
+        """Forgets contents. name: only that it was given for them, if others were as well; empty: under all names."""
         if self._slots is not None:
-            self._leave(self._slots.host.forget(digest))
+            self._leave(self._slots.host.forget(digest, name))
 
     def _located(self, wanted: Adapter) -> Adapter:
         """Returns what is wanted with a path. Raises RpcError."""
@@ -85,9 +86,12 @@ class ServedAdapters:
 
     async def _held(self, slots: AdapterSlots, located: Adapter) -> HostAdapter:
         """Returns an adapter that is in memory now. Raises RpcError."""
+        if (held := slots.host.get(located.digest)) is not None:
+            return held
         async with self._reading:
             if (held := slots.host.get(located.digest)) is not None:
                 return held
+            self._leaving.pop(located.digest, None)
             started = time.perf_counter()
             try:
                 adapter = await asyncio.get_running_loop().run_in_executor(self._reader, self._read, slots, located)

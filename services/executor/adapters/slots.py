@@ -116,10 +116,6 @@ class AdapterSlots(Adapters):
         self._filled[change.slot] = change.adapter
         metrics.ADAPTER_SLOT_LOADS.inc()
 
-    def nothing(self, slot: int) -> SlotChange:
-        """Returns a change to an adapter that adds nothing, for steps of dummy requests."""
-        return SlotChange(slot, "", HostAdapter("", 0, "", {}))
-
     def fit(self, files: AdapterFiles) -> HostAdapter:
         """Returns the rank's share of an adapter in the form of the slots. Raises AdapterError if it does not fit."""
         by_layer: dict[int, dict[int, tuple[Shard, LowRank]]] = {}

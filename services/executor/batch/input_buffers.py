@@ -213,7 +213,7 @@ class InputBuffers:
     def _token_slots(self, query_start_loc: Tensor, shape: BatchShape) -> Tensor:
         """Returns token -> slot of its request's adapter, int32 [num_tokens]; -1 = none."""
         slots = self._adapter_slots[: shape.num_reqs]
-        if shape.num_tokens == shape.num_reqs:
+        if shape.max_query_len == 1 and shape.num_tokens == shape.num_reqs:
             return slots
         tokens = torch.arange(shape.num_tokens, dtype=torch.int32, device=slots.device)
         return slots.index_select(0, torch.bucketize(tokens, query_start_loc[1:], right=True))

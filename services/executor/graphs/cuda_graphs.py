@@ -93,7 +93,9 @@ class CudaGraphs:
         self._hidden: Tensor | None = None  # the result of the latest forward pass that was captured without the rest
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        """Returns the next larger captured shape of its kind; the same shape if there is none."""
+        """Returns the next larger captured shape of its kind; the same shape if there is none, or with adapters."""
+        if shape.has_adapters:
+            return shape  # graphs are captured without adapters
         if self._capturing is not None:
             return _sampling(self._capturing, shape) if _kind(shape) == _kind(self._capturing) else shape
         for kind in _kinds(shape):

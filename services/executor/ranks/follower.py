@@ -153,7 +153,7 @@ class Follower:
         elif kind == "load_adapter":
             self._reader.submit(self._load_adapter, command.load_adapter, runner, group)
         elif kind == "drop_adapter":
-            self._slots(runner).host.forget(command.drop_adapter)
+            self._reader.submit(self._slots(runner).host.forget, command.drop_adapter)
         else:
             self._has_ended = True
 

@@ -54,8 +54,8 @@ class AdapterVersions(Protocol):
     async def load(self, wanted: Adapter) -> Adapter:
         """Makes an adapter ready for a slot, and returns its full description. Raises RpcError."""
 
-    def unload(self, digest: str) -> None:
-        """Forgets an adapter."""
+    def unload(self, digest: str, name: str) -> None:
+        """Forgets an adapter, or only that it was given under a name."""
 
     async def attach(self, step: Step) -> Step:
         """Returns the step with the adapters that it puts into slots, and with a failure for each new request whose

@@ -98,7 +98,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def UnloadAdapter(
         self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.UnloadAdapterResponse:
-        (await self._features()).adapters.unload(request.digest)
+        (await self._features()).adapters.unload(request.digest, request.name)
         return executor_pb2.UnloadAdapterResponse()
 
     async def CompileGrammar(

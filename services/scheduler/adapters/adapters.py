@@ -1,15 +1,17 @@
 """The adapters of the service: which there are, on which executors they are loaded, and the requests that need them.
 
 A request is pinned to the contents (the digest) that its adapter's name stands for when it arrives. Before it waits for
-a step, the executors have the adapter in memory, so that a step never waits for a disk.
+a step, an executor has read the adapter: steps wait for a disk only if requests wait for more than `--max-cpu-loras`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from weakref import WeakSet
+from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -44,16 +46,22 @@ class Adapters:
     """Loads adapters on executors, and makes requests wait until theirs is loaded."""
 
     def __init__(
-        self, drivers: Mapping[int, ReplicaDriver], wake: Callable[[], None], changed: Callable[[], None]
+        self,
+        drivers: Mapping[int, ReplicaDriver],
+        wake: Callable[[], None],
+        changed: Callable[[], None],
+        end: Callable[[Request, RpcError], None],
     ) -> None:
         """drivers: of all replicas, a live view. wake: called when there may be steps to decide. changed: called when
-        a name stands for something else."""
+        a name stands for something else. end: ends a request with an error."""
         self.registry = Registry()
         self._drivers = drivers
         self._wake = wake
         self._changed = changed
         self._missing = Missing()
-        self._requests = WeakSet[Request]()  # with adapters
+        self._end = end
+        self._num_loading = Counter[str]()  # by digest: executors that load it
+        self._of_requests = WeakValueDictionary[int, Request]()  # with adapters, by id
         self._unused_since: dict[str, float] = {}  # retired digest -> time.monotonic()
         self._learns_until = time.monotonic() + _RESUBMITTED_S
         self._attached = asyncio.Event()  # set and replaced when an executor has connected
@@ -76,13 +84,18 @@ class Adapters:
     @property
     def running_names(self) -> Collection[str]:
         """The adapters of running requests."""
-        return self._names({digest for driver in self._drivers.values() for digest in _slots_of(driver).digests})
+        drivers = tuple(self._drivers.values())
+        return self._names({digest for driver in drivers for digest in _slots_of(driver).digests})
 
     @property
     def waiting_names(self) -> Collection[str]:
         """The adapters of waiting requests."""
-        waiting = (one for one in self._requests if not one.is_finished and one.replica_id is None)
-        return self._names({one.adapter_digest for one in waiting})
+        return self._names({one.adapter_digest for one in self._live() if one.replica_id is None})
+
+    def _live(self) -> list[Request]:
+        """Returns the requests with adapters that have not ended. May be called on any thread."""
+        found = (reference() for reference in self._of_requests.valuerefs())
+        return [request for request in found if request is not None and not request.is_finished]
 
     def _names(self, digests: Iterable[str]) -> set[str]:
         return {adapter.name for digest in digests if (adapter := self.registry.of_digest(digest)) is not None}
@@ -102,28 +115,24 @@ class Adapters:
     async def prepare(self, request: Request) -> None:
         """Returns when an executor can compute the request. Raises RpcError FAILED_PRECONDITION if the adapter is not
         available any longer."""
-        self._requests.add(request)
+        self._of_requests[request.request_id] = request
         adapter, num_losses = await self._of_digest(request.adapter_digest), 0
         METRICS.on_request(adapter.name)
         while num_losses < _MAX_LOSSES:
-            able = self._able()
-            outcomes = await asyncio.gather(*(self._load_at(one, adapter) for one in able), return_exceptions=True)
-            if None in outcomes:
-                return
-            for outcome in outcomes:
-                if not isinstance(outcome, grpc.aio.AioRpcError):
-                    assert isinstance(outcome, BaseException)
-                    raise outcome
-                if outcome.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise gone(f"adapter {adapter.name} cannot be used any longer: {outcome.details()}")
-            num_losses += bool(outcomes)
+            pending = {self._in_background(self._try_at(driver, adapter)) for driver in self._able()}
+            num_losses += bool(pending)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                errors = [task.result() for task in done if not task.cancelled()]
+                if None in errors:
+                    return
+                for error in filter(None, errors):
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE and not pending:
+                        raise gone(f"adapter {adapter.name} cannot be used any longer: {error.details()}")
             await asyncio.sleep(_RETRY_S)
             adapter = await self._of_digest(request.adapter_digest)
-        raise RpcError(
-            grpc.StatusCode.INTERNAL,
-            f"the executor was lost {_MAX_LOSSES} times in a row while it loaded the adapter of this request; see the "
-            "executor's log for the cause",
-        )
+        what = f"the executor was lost {_MAX_LOSSES} times in a row while it loaded the request's adapter; see its log"
+        raise RpcError(grpc.StatusCode.INTERNAL, what)
 
     async def _of_digest(self, digest: str) -> Adapter:
         """Returns the adapter with these contents. After a start, it waits for executors that may have it."""
@@ -153,21 +162,18 @@ class Adapters:
         return await asyncio.shield(finding)
 
     async def _find(self, name: str) -> Adapter:
+        if not (able := self._able()):
+            raise not_found(name) if self._is_served else unavailable()
+        try:
+            found = await able[0].client.load_adapter(Adapter(name, number=self.registry.next_number))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _NOT_THERE:  # there may be no directory, or an adapter that does not fit
+                self._missing.add(name)
+                raise not_found(name, error.details() or "") from error
+            raise of_executor(error) from error
         async with self._changing:
             if (adapter := self.registry.named(name)) is not None:
                 return adapter
-            if not (able := self._able()):
-                if self._is_served:
-                    raise not_found(name)
-                raise unavailable()
-            wanted = Adapter(name, number=self.registry.next_number)
-            try:
-                found = await able[0].client.load_adapter(wanted)
-            except grpc.aio.AioRpcError as error:
-                if error.code() in _NOT_THERE:  # there may be no directory, or an adapter that does not fit
-                    self._missing.add(name)
-                    raise not_found(name, error.details() or "") from error
-                raise of_executor(error) from error
             found = await self._load_on_all(found)
             self._put(found)
             return found
@@ -189,12 +195,9 @@ class Adapters:
             adapter = await self._load_on_all(wanted)
             current = self.registry.named(request.name)
             if current is not None and current.digest != adapter.digest and not request.replaces:
-                await self._drop(adapter.digest)
-                raise RpcError(
-                    grpc.StatusCode.ALREADY_EXISTS,
-                    f"the adapter {request.name!r} has already been loaded, with other contents; unload it first, or "
-                    "ask for its replacement",
-                )
+                await self._drop(adapter.digest, request.name)
+                what = f"the adapter {request.name!r} has already been loaded, with other contents; unload it, or replace it"
+                raise RpcError(grpc.StatusCode.ALREADY_EXISTS, what)
             self._put(adapter)
             logger.info("adapter %s (%s) is loaded from %s", adapter.name, adapter.digest[:12], adapter.path)
             return adapter
@@ -208,6 +211,8 @@ class Adapters:
                 raise not_found(request.name)
             logger.info("adapter %s (%s) is unloaded", adapter.name, adapter.digest[:12])
             self._on_change()
+            if adapter.digest not in self.registry.retired:
+                await self._forget(adapter.digest, adapter.name)  # the contents have another name
         return admin_pb2.AdminServiceUnloadAdapterResponse()
 
     def _put(self, adapter: Adapter) -> None:
@@ -227,42 +232,52 @@ class Adapters:
         has them."""
         info = driver.replica.info
         assert info is not None
-        if self.registry.note(info.adapters):
+        if self.registry.note(info.adapters) or self.registry.retired:
             self._on_change()
         attached, self._attached = self._attached, asyncio.Event()
         attached.set()
+        unneeded = self.registry.retired - {request.adapter_digest for request in self._live()}
         for other in self._able():
-            lacking = [one for one in self.registry.known if not _slots_of(other).has_loaded(one.digest)]
+            has_loaded = _slots_of(other).has_loaded
+            lacking = [one for one in self.registry.known if not has_loaded(one.digest) and one.digest not in unneeded]
             if lacking and (other is driver or info.adapters):
-                task = asyncio.create_task(self._give(other, lacking), name="give adapters")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._in_background(self._give(other, lacking))
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name="load adapters")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _give(self, driver: ReplicaDriver, adapters: Sequence[Adapter]) -> None:
         """Loads adapters on an executor that lacks them."""
         for adapter in adapters:
-            try:
-                await self._load_at(driver, adapter)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    return  # it is given them when it is back
-                logger.warning(
-                    "the executor at %s lacks adapter %s, so requests with it run elsewhere: %s",
-                    driver.address,
-                    adapter.name,
-                    error.details(),
-                )
+            if (error := await self._try_at(driver, adapter)) is None:
+                continue
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return  # it is given them when it is back
+            what = "the executor at %s lacks adapter %s, so requests with it run elsewhere: %s"
+            logger.warning(what, driver.address, adapter.name, error.details())
 
-    async def _load_at(self, driver: ReplicaDriver, adapter: Adapter) -> None:
-        """Loads an adapter on one executor. Raises grpc.aio.AioRpcError."""
-        slots = _slots_of(driver)
+    async def _try_at(self, driver: ReplicaDriver, adapter: Adapter) -> grpc.aio.AioRpcError | None:
+        """Loads an adapter on one executor; returns the error if that fails. If no executor has it any longer, requests
+        that wait for it end."""
+        slots, digest = _slots_of(driver), adapter.digest
+        self._num_loading[digest] += 1
         try:
             await driver.client.load_adapter(adapter)
-        except grpc.aio.AioRpcError:
-            slots.on_lacking(adapter.digest)
-            raise
-        slots.on_loaded(adapter.digest)
+        except grpc.aio.AioRpcError as error:
+            slots.on_lacking(digest)
+            is_had = self._num_loading[digest] > 1 or any(_slots_of(one).has_loaded(digest) for one in self._able())
+            if error.code() is not grpc.StatusCode.UNAVAILABLE and not is_had:
+                for request in [one for one in self._live() if one.adapter_digest == digest and one.replica_id is None]:
+                    self._end(request, gone(f"adapter {adapter.name} cannot be used any longer: {error.details()}"))
+            return error
+        finally:
+            self._num_loading[digest] -= 1
+        slots.on_loaded(digest)
         self._wake()
+        return None
 
     async def _load_on_all(self, wanted: Adapter) -> Adapter:
         """Loads an adapter on all executors, or on none. Raises RpcError."""
@@ -277,33 +292,38 @@ class Adapters:
                 slots.on_loaded(next(iter(loaded)))
             return next(iter(loaded.values()))
         for digest in loaded:
-            await self._drop(digest)
+            await self._drop(digest, wanted.name)
         if errors:
             raise of_executor(errors[0]) if isinstance(errors[0], grpc.aio.AioRpcError) else errors[0]
         what = f"executors found different contents at {wanted.path}; give all of them the same files"
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("path", what)])
 
-    async def _drop(self, digest: str) -> None:
-        """Makes all executors forget contents, unless they were known before."""
+    async def _drop(self, digest: str, name: str) -> None:
+        """Makes all executors forget contents under a name that does not stand for them."""
+        current = self.registry.named(name)
         if self.registry.of_digest(digest) is None:
             await self._forget(digest)
+        elif current is None or current.digest != digest:
+            await self._forget(digest, name)
 
-    async def _forget(self, digest: str) -> None:
+    async def _forget(self, digest: str, name: str = "") -> None:
+        """Makes all executors forget contents. name: only under this name, as others stand for them."""
         able = self._able()
-        for driver in able:
+        for driver in () if name else able:
             _slots_of(driver).forget(digest)
-        await asyncio.gather(*(driver.client.unload_adapter(digest) for driver in able), return_exceptions=True)
+        await asyncio.gather(*(driver.client.unload_adapter(digest, name) for driver in able), return_exceptions=True)
 
     async def _sweep(self) -> None:
         """Makes executors forget adapters without a name that no request has needed for a while."""
         try:
             while retired := self.registry.retired:
                 now = time.monotonic()
-                needed = {one.adapter_digest for one in self._requests if not one.is_finished}
+                needed = {one.adapter_digest for one in self._live()}
                 self._unused_since = {one: self._unused_since.get(one, now) for one in retired - needed}
                 for digest in [one for one, since in self._unused_since.items() if now - since >= _UNUSED_S]:
                     async with self._changing:
-                        if digest in self.registry.retired:
+                        needed = {one.adapter_digest for one in self._live()}  # now: the lock may have taken long
+                        if digest in self.registry.retired - needed:
                             self.registry.forget(digest)
                             await self._forget(digest)
                 await asyncio.sleep(_LOOK_S)

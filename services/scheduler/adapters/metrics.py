@@ -60,7 +60,7 @@ class AdapterMetrics(Collector):
             f"Requests by adapter: the first {MAX_NAMED} names have their own series, the label is other for the rest",
             labels=["adapter"],
         )
-        for name, count in self._num_requests.items():
+        for name, count in tuple(self._num_requests.items()):
             requests.add_metric([name], count)
         yield requests
 

@@ -94,9 +94,12 @@ class Rows:
 
     def suits(self, request: Request) -> bool:
         """Returns whether this executor's weights may compute a waiting request, with its adapter if it has one."""
+        return self.has_weights_for(request) and self.slots.take(request)
+
+    def has_weights_for(self, request: Request) -> bool:
         if request.weights_version and request.num_output_tokens:
-            return request.weights_version == self.weights_version and self.slots.take(request)
-        return not self.is_draining and self.slots.take(request)
+            return request.weights_version == self.weights_version
+        return not self.is_draining
 
     def find_room(self, request: Request) -> ComputedBlocks | None:
         return self.kv.find_room(request, others_run=bool(self.running))

@@ -195,12 +195,11 @@ class StepBuilder:
         return Turns(self._waiting, self._limits.max_running_per_tenant, self._suits)
 
     def _suits(self, request: Request) -> bool:
-        if self._taker.is_anothers(request):
+        if self._taker.is_anothers(request) or not self._rows.has_weights_for(request):
             return False
-        if not self._rows.suits(request):
+        if not (has_slot := self._rows.slots.take(request)):
             self._rows.slots.reserve(request)
-            return False
-        return True
+        return has_slot
 
     def _admit(self, kept: float = 0.0, first: Request | None = None) -> None:
         """Admits waiting requests in their turns until one does not fit. A request that waits for blocks of another

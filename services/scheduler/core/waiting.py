@@ -101,10 +101,12 @@ class Turns:
         is_contended = self._queue.shares.is_contended
         best: Request | None = None
         for (account, is_long), place in self._places.items():
+            if self._max_running is not None and account.num_running >= self._max_running:
+                continue
             lane = self._queue.lanes.get((account, is_long), ())
             while place < len(lane) and not self._suits(lane[place]):
                 place = self._places[account, is_long] = place + 1
-            if place >= len(lane) or (self._max_running is not None and account.num_running >= self._max_running):
+            if place >= len(lane):
                 continue
             if best is None or has_turn_before(lane[place], best, is_contended):
                 best = lane[place]

@@ -33,7 +33,7 @@ async def compile_grammar(grammar: Grammar, drivers: Mapping[int, ReplicaDriver]
                 if outcome.code() in _FINAL:
                     message = outcome.details() or "the grammar was refused"
                     raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, [("sampling_params.grammar", message)])
-            elif outcome is not None:
+            elif outcome is not None and not isinstance(outcome, asyncio.CancelledError):  # its channel was closed
                 raise outcome
         if None in outcomes:
             return

@@ -113,9 +113,9 @@ class ExecutorClient:
         message = executor_pb2.LoadAdapterRequest(adapter=convert.from_adapter(adapter))
         return convert.to_adapter((await self._stub.LoadAdapter(message)).adapter)
 
-    async def unload_adapter(self, digest: str) -> None:
-        """Makes the executor forget an adapter. Raises grpc.aio.AioRpcError."""
-        await self._stub.UnloadAdapter(executor_pb2.UnloadAdapterRequest(digest=digest))
+    async def unload_adapter(self, digest: str, name: str = "") -> None:
+        """Makes the executor forget an adapter under this name, or all names. Raises grpc.aio.AioRpcError."""
+        await self._stub.UnloadAdapter(executor_pb2.UnloadAdapterRequest(digest=digest, name=name))
 
     def start_over(self, reason: str) -> None:
         """Closes the stream; a new one follows."""

@@ -170,7 +170,7 @@ def test_what_means_something_else_here_is_said(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--enable-lora"], "--enable-lora is not supported: LoRA adapters are not served; merge the adapter"),
+        (["--default-mm-loras", "{}"], "--default-mm-loras is not supported: no adapter is applied unless"),
         (["--quantization", "aqlm"], "--quantization aqlm: checkpoints of this format cannot be read"),
         (["--kv-cache-dtype=fp8_e5m2"], "--kv-cache-dtype fp8_e5m2: fp8 means fp8_e4m3"),
         (["--rope-theta", "1e6"], "--rope-theta is not supported: set the base in config.json"),
@@ -207,9 +207,7 @@ def test_refusals_name_the_cause(capsys: pytest.CaptureFixture[str], argv: list[
 
 def test_what_asks_for_nothing_is_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (
-        ["--no-enable-lora"],
         ["--max-logprobs", "20"],
-        ["--enable-lora", "false"],
         ["--nnodes", "1"],
         ["--config-format=hf"],
     ):

@@ -12,7 +12,7 @@ FEATURES = (
     "loading",
     "models/drafting",
     "models/vision",
-    "pipeline",
+    "runner/pipeline",
     "ranks",
     "speculation",
     "start",
