@@ -77,3 +77,11 @@ def test_tokens_are_those_of_merged_weights(tmp_path: Path, eager: bool) -> None
         expected = [alone[slot][i] for i, slot in enumerate(slots)]
         assert together(runner, ("a", "b"), slots) == expected
     assert together(runner, ("b",), (1, 0, 0, 0))[0] == alone[2][0], "a slot holds what it was given last"
+
+
+def test_a_recorded_prompt_that_is_padded_to_as_many_requests_as_tokens(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "base", "Llama")
+    adapter = save_adapter(tmp_path / "a", tmp_path / "base", rank=4)
+    expected = together(start(merged(tmp_path / "merged", tmp_path / "base", adapter)), (), (0,))
+    # 12 tokens become 16, of 15 requests and one for the padding.
+    assert together(start(tmp_path / "base", (adapter,), max_num_seqs=15), ("a",), (1,)) == expected

@@ -7,6 +7,7 @@ always gives its result in the same tensor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -182,6 +183,8 @@ def test_padded_shapes_hold_what_they_are_for(lens: list[int], data: st.DataObje
     assert padded.num_reqs > shape.num_reqs or padded.num_tokens == shape.num_tokens  # one request has the padding
     assert padded.max_query_len >= shape.max_query_len and padded.min_query_len <= shape.min_query_len
     assert padded.num_sampled >= shape.num_sampled
+    with_adapters = replace(shape, has_adapters=True)
+    assert graphs.padded(with_adapters) == with_adapters, "graphs compute no adapters"
 
 
 class Nothing(ReplayedFunction):
