@@ -196,7 +196,7 @@ class Adapters:
             current = self.registry.named(request.name)
             if current is not None and current.digest != adapter.digest and not request.replaces:
                 await self._drop(adapter.digest, request.name)
-                what = f"the adapter {request.name!r} has already been loaded, with other contents; unload it, or replace it"
+                what = f"the adapter {request.name!r} has already been loaded with other contents; unload or replace it"
                 raise RpcError(grpc.StatusCode.ALREADY_EXISTS, what)
             self._put(adapter)
             logger.info("adapter %s (%s) is loaded from %s", adapter.name, adapter.digest[:12], adapter.path)

@@ -57,6 +57,7 @@ class JsonRepair:
             self._quote, self._in_long_word = char, False
             return '"', 1
         if char == ",":
+            self._in_long_word = False
             return self._comma(text, at, ended)
         word = _WORD.match(text, at)
         if word is None:

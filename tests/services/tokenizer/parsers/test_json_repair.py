@@ -38,6 +38,11 @@ def test_python_becomes_json(value: Any, data: st.DataObject) -> None:
         assert json.loads(repaired(text)) == value
 
 
+def test_a_piece_that_ends_with_a_number_does_not_hide_the_next_word() -> None:
+    repair = JsonRepair()
+    assert repair.push("[-1000") + repair.push(", None]") + repair.flush() == "[-1000, null]"
+
+
 @given(text=st.text(alphabet="{}[],:'\"\\ux1aN \n", max_size=30), data=st.data())
 @settings(max_examples=examples(300), deadline=None)
 def test_pieces_do_not_matter(text: str, data: st.DataObject) -> None:
