@@ -188,7 +188,8 @@ void add_adapters(int out_dtype, int x_dtype, void* out, const void* x, const vo
     parallel::for_each(threads, plan.shrink.size(), [&](int64_t i) {
         const Piece& p = plan.shrink[i];
         const W* const rows = (const W*)down + (p.slot * s.parts + p.part) * s.rank * s.inputs;
-        linear_chunk<D>(sorted + p.first * s.inputs, rows, (const W*)nullptr, low + p.first * low_stride + p.part * s.rank,
+        auto* const result = low + p.first * low_stride + p.part * s.rank;
+        linear_chunk<D>(sorted + p.first * s.inputs, rows, (const W*)nullptr, result,
                         LinearShape{p.count, s.inputs, low_stride}, p.begin, p.end);
     });
     parallel::for_each(threads, plan.expand.size(), [&](int64_t i) {

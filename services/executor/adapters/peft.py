@@ -21,8 +21,13 @@ from pagewire.services.executor.adapters.low_rank import AdapterError, AdapterFi
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-_LONGEST_NAME = 500  # of a module
-_MAX_BYTES = 16 << 30  # of a file; the largest adapters of the largest models are a tenth of that
+_LONGEST_NAME = 200  # of a module
+_MAX_BYTES = 16 << 30  # of the weights; the largest adapters of the largest models are a tenth of that
+_MAX_CONFIG_BYTES = 1 << 20
+# Keys of `rank_pattern` and `alpha_pattern` that are matched in little time, whatever a module is called: literals,
+# digits, any text, and alternatives of literals, each not too often.
+_PATTERN = re.compile(r"\^?(?:[\w/-]|\\\.|\.\*|\.(?!\*)|\\d\+?|\[0-9\]\+?|\((?:\?:)?(?:[\w|-]|\\?\.)+\))*\$?")
+_MAX_PATTERNS, _MAX_PATTERN_CHARS, _MAX_USES = 1000, 300, {"(": 3, "|": 16, "*": 2, "+": 2}
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 _MERGE = "merge it into its model (peft: merge_and_unload) and serve that"
 
@@ -46,7 +51,7 @@ _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 def read_peft(path: Path) -> AdapterFiles:
     """Reads a folder. Raises AdapterError."""
-    raw_config = _bytes(path / CONFIG)
+    raw_config = _bytes(path / CONFIG, _MAX_CONFIG_BYTES)
     config = _config(path / CONFIG, raw_config)
     raw = _weights(path)
     tensors = _tensors(path / WEIGHTS, raw)
@@ -85,6 +90,8 @@ def _config(path: Path, raw: bytes) -> _Config:
         raise AdapterError(f"{path}: expected a JSON object; {remedy(path)}")
     _check_kind(path, keys)
     base_model = keys.get("base_model_name_or_path")
+    if not isinstance(by_root := keys.get("use_rslora") or False, bool):
+        raise _wrong(path, "use_rslora", "true or false", by_root)
     return _Config(
         base_model if isinstance(base_model, str) else "",
         _rank(path, "r", keys.get("r")),
@@ -94,7 +101,7 @@ def _config(path: Path, raw: bytes) -> _Config:
             pattern: _alpha(path, f"alpha_pattern.{key}", value)
             for pattern, key, value in _patterns(path, keys, "alpha")
         },
-        keys.get("use_rslora") is True,
+        by_root,
     )
 
 
@@ -136,19 +143,17 @@ def _patterns(path: Path, keys: Mapping[str, Any], kind: str) -> list[tuple[re.P
     stated = keys.get(f"{kind}_pattern") or {}
     if not isinstance(stated, dict):
         raise _wrong(path, f"{kind}_pattern", "an object", stated)
+    if len(stated) > _MAX_PATTERNS:
+        raise AdapterError(f"{path}: {kind}_pattern has {len(stated)} keys, of at most {_MAX_PATTERNS}; join some")
     found = []
     for key, value in stated.items():
-        # Time that grows with a power of the name's length, or faster, is not to be had by a line in a file.
-        if re.search(r"\)[*+{]", key) or len(re.findall(r"[*+{]", key)) > 3:
+        is_bounded = len(key) <= _MAX_PATTERN_CHARS and all(key.count(char) <= most for char, most in _MAX_USES.items())
+        if not is_bounded or _PATTERN.fullmatch(key) is None:
             raise AdapterError(
-                f"{path}: {kind}_pattern has {key!r:.100}, with more repetitions than names need; name the modules"
+                f"{path}: {kind}_pattern has {key!r:.100}; what is read are names with a few .*, \\d+ and (a|b): "
+                "name the modules so"
             )
-        try:
-            found.append((re.compile(rf"(.*\.)?({key})$"), key, value))
-        except (re.error, RecursionError, OverflowError) as error:
-            raise AdapterError(
-                f"{path}: {kind}_pattern has {key!r:.100}, which is no regular expression ({error}); correct it"
-            ) from error
+        found.append((re.compile(rf"(.*\.)?({key})$"), key, value))
     return found
 
 
@@ -160,7 +165,7 @@ def _wrong(path: Path, key: str, expected: str, found: object) -> AdapterError:
 
 def _weights(path: Path) -> bytes:
     if (path / WEIGHTS).is_file():
-        return _bytes(path / WEIGHTS)
+        return _bytes(path / WEIGHTS, _MAX_BYTES)
     if (path / "adapter_model.bin").is_file():
         source, target = str(path / "adapter_model.bin"), str(path / WEIGHTS)
         code = (
@@ -174,12 +179,12 @@ def _weights(path: Path) -> bytes:
     raise AdapterError(f"{path}: {WEIGHTS} is missing; download the adapter again, with all of its files")
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, limit: int) -> bytes:
     """Returns a file's contents, so that what was hashed is what is used."""
     try:
         size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise AdapterError(f"{path}: has {size} bytes, more than the {_MAX_BYTES} of any adapter; name an adapter")
+        if size > limit:
+            raise AdapterError(f"{path}: has {size} bytes, more than the {limit} of any adapter; name an adapter")
         return path.read_bytes()
     except OSError as error:
         raise AdapterError(

@@ -173,6 +173,7 @@ class Adapters:
             raise of_executor(error) from error
         async with self._changing:
             if (adapter := self.registry.named(name)) is not None:
+                await self._drop(found.digest, name)
                 return adapter
             found = await self._load_on_all(found)
             self._put(found)

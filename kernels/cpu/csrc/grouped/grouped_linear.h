@@ -77,8 +77,8 @@ void with_input_and_result(const Output& output, F&& f) {
     });
 }
 
-// x [tokens, in], quantized to 15 bits per block; gated if there are PAIRS_OF_TILES. The weight has no codebook, or one of at most
-// 4 bits with integers, and then no offsets and the zero point TABLE_ZERO_POINT.
+// x [tokens, in], quantized to 15 bits per block; gated if there are PAIRS_OF_TILES. The weight has no codebook, or one
+// of at most 4 bits with integers, and then no offsets and the zero point TABLE_ZERO_POINT.
 // rough: to 8 bits; a weight without a codebook.
 void grouped_linear_int8(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                          int threads, bool rough = false);
@@ -96,8 +96,8 @@ void grouped_linear_float(const GroupedWeight& weight, const void* x, const int3
 bool grouped_linear_amx(const GroupedWeight& weight, const void* x, const int32_t* permutation, const Output& output,
                         int threads);
 
-// In fixed point, gated if there are PAIRS_OF_TILES. False, and nothing was done: not is_bf16(); a codebook of other than 4 bits or E4M3; E4M3 with groups
-// of half a unit; or a machine without it.
+// In fixed point, gated if there are PAIRS_OF_TILES. False, and nothing was done: not is_bf16(); a codebook of other
+// than 4 bits or E4M3; E4M3 with groups of half a unit; or a machine without it.
 bool grouped_linear_fixed_point(const GroupedWeight& weight, const void* x, const int32_t* permutation,
                                 const Output& output, int threads);
 
