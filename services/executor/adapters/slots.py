@@ -197,7 +197,7 @@ class AdapterSlots(Adapters):
 
 
 def adaptable_layers(model: OwnModel) -> list[Linear]:
-    """Returns the layers whose products adapters may add to, in the order of computation: not the output head, which
+    """Returns the layers with products that take adapters, in the order of computation: not the output head, which
     sees sampled tokens only."""
     head = getattr(model, "lm_head", None)
     return [leaf for leaf in model.leaves() if isinstance(leaf, Linear) and leaf is not head]

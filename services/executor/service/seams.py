@@ -58,8 +58,8 @@ class AdapterVersions(Protocol):
         """Forgets an adapter, or only that it was given under a name."""
 
     async def attach(self, step: Step) -> Step:
-        """Returns the step with the adapters that it puts into slots, and with a failure for each new request whose
-        adapter cannot be read any more."""
+        """Returns the step with the adapters that it puts into slots, and with a failure for each new request if
+        its adapter cannot be read any more."""
 
     def close(self) -> None:
         """Ends threads."""

@@ -26,7 +26,7 @@ def save_adapter(
     spread: float = 0.3,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a random adapter of the layers of a saved model whose names end with one of `names`; returns its path."""
+    """Writes a random adapter of those layers of a saved model with names that end as `names`; returns its path."""
     path.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
