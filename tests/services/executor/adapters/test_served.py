@@ -50,7 +50,7 @@ def changes(runner: ModelRunner, *names: str) -> list[SlotChange]:
 
 def together(runner: ModelRunner, names: Sequence[str], slots: Sequence[int], count: int = 10) -> list[list[int]]:
     """Returns the tokens of PROMPTS[i] with slots[i], all in the same steps. names: of the adapters in slots."""
-    driver = Driver(runner, NUM_BLOCKS)
+    driver = Driver(runner, min(group.num_blocks for group in runner.kv_groups))
     runner.reset()
     driver.slot_changes = changes(runner, *names)
     for request_id, slot in enumerate(slots):
