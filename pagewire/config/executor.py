@@ -214,6 +214,11 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         valid=Range(minimum=1, maximum=1024),
     )
     max_lora_rank: int = flag(16, "largest rank of an adapter", group="adapters", valid=Range(minimum=1, maximum=1024))
+    lora_experts: bool = flag(
+        False,
+        "reserve memory for adapters of a mixture's experts; --lora-modules with such adapters do so as well",
+        group="adapters",
+    )
     max_cpu_loras: int | None = flag(
         None,
         "adapters that stay in host memory; others are read again when a request names them, for which steps wait "

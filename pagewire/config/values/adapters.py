@@ -47,8 +47,8 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
     """Refuses flags of adapters that contradict each other. Raises StartupError."""
     lora_modules(config.lora_modules or "")
     if not config.enable_lora:
-        for name in ("lora_modules", "lora_dir"):
-            if getattr(config, name) is not None:
+        for name in ("lora_modules", "lora_dir", "lora_experts"):
+            if getattr(config, name):
                 yield f"--{name.replace('_', '-')}: adapters are not served; add --enable-lora"
     if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         yield (

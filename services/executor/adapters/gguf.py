@@ -54,7 +54,17 @@ def read_gguf(path: Path, heads: tuple[int, int] | None) -> AdapterFiles:
         if len(pair) != 2:
             raise AdapterError(f"{path}: {module:.200} has no lora_{'ab'.replace(next(iter(pair)), '')}; {_PEFT}")
         down, up = pair["a"], pair["b"]
-        modules[module] = _module(path, module, down, _in_order(path, module, up, form, heads), float(alpha))
+        up = _in_order(path, module, up, form, heads)
+        if "{}" not in module:
+            modules[module] = _module(path, module, down, up, float(alpha))
+            continue
+        if down.dim() != 3 or up.dim() != 3 or len(down) != len(up):
+            raise AdapterError(
+                f"{path}: {module:.200} has the shapes {list(down.shape)} and {list(up.shape)}, expected [experts, "
+                f"rank, inputs] and [experts, outputs, rank]; {_PEFT}"
+            )
+        for expert, factors in enumerate(zip(down, up, strict=True)):
+            modules[module.format(expert)] = _module(path, module.format(expert), *factors, float(alpha))
     if not modules:
         raise AdapterError(f"{path}: it has no tensors; convert the adapter again")
     return AdapterFiles(digest.hexdigest(), base_model, modules)
@@ -71,7 +81,7 @@ def _sides(path: Path, file: GgufFile, form: GgufForm, digest: hashlib._Hash) ->
     for name, tensor in sorted(file.tensors.items()):
         match = _TENSOR.fullmatch(name)
         module = None if match is None else form.names.get(match["module"])
-        if match is None or not isinstance(module, str) or "{}" in module:
+        if match is None or not isinstance(module, str):
             raise AdapterError(
                 f"{path}: tensor {name:.200} is not of a linear layer with a name in the checkpoint; serve the adapter "
                 "as PEFT wrote it, or merge it into its model"

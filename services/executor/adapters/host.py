@@ -15,11 +15,11 @@ from pagewire.v1.common_pb2 import Adapter
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """The adapter of one layer, in the model's dtype: a rank's share of it."""
+    """The adapter of one layer, in the model's dtype: a rank's share of it. A linear layer has one expert."""
 
-    down: Tensor  # [num_parts, rank, num_inputs]
-    up: Tensor  # [rank, num_outputs], with the scale
-    ranks: Tensor  # int32 [num_parts], 0 = nothing is added
+    down: Tensor  # [num_experts, num_parts, rank, num_inputs]
+    up: Tensor  # [num_experts, rank, num_outputs], with the scale
+    ranks: Tensor  # int32 [num_experts, num_parts], 0 = nothing is added
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +33,8 @@ class HostAdapter:
     digest: str
     rank: int  # the largest
     base_model: str  # as its files say
-    layers: Mapping[int, LayerWeights]  # by index of the layer in `AdapterSlots.layers`
+    layers: Mapping[int, LayerWeights]  # by index of the layer in `Fitting.layers`
+    has_experts: bool = False  # on any rank
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,14 +13,17 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.values.adapters import lora_modules
 from pagewire.errors import StartupError
 from pagewire.services.executor.adapters.checkpoint import read_adapter
+from pagewire.services.executor.adapters.fitting import adapted_layers
 from pagewire.services.executor.adapters.host import HostAdapter, HostAdapters
 from pagewire.services.executor.adapters.low_rank import AdapterError
-from pagewire.services.executor.adapters.slots import AdapterSlots, adaptable_layers, num_bytes
+from pagewire.services.executor.adapters.slots import AdapterSlots
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP, LEADER, Group
 from pagewire.v1.common_pb2 import Adapter
 from pagewire.wire.rpc import RpcError
+
+logger = logging.getLogger(__name__)
 
 # Reads an adapter for the slots of a runner. Raises the same errors as `load_adapter`.
 Read = Callable[[AdapterSlots, Adapter], HostAdapter]
@@ -74,15 +78,9 @@ def make_slots(config: ExecutorConfig, model: Model, device: torch.device, group
     """Allocates the slots that the flags ask for, and reads the adapters that they name. Raises StartupError."""
     _check_model(model)
     assert isinstance(model, OwnModel)
-    layers = adaptable_layers(model)
-    size = num_bytes(layers, config.max_loras, config.max_lora_rank, model.config.dtype)
-    if size > (free := memory.available_bytes(device)):
-        raise memory.OutOfMemoryError(
-            f"--max-loras {config.max_loras} adapters of --max-lora-rank {config.max_lora_rank} take "
-            f"{memory.mib(size)}, and {memory.mib(free)} are free; lower one of them"
-        )
     most = config.max_cpu_loras if group.rank == LEADER else None  # the leader says what the others forget
     slots = AdapterSlots(model, config.max_loras, config.max_lora_rank, device, HostAdapters(most))
+    with_experts = config.lora_experts
     for wanted in lora_modules(config.lora_modules or ""):
         adapter = Adapter(name=wanted.name, path=wanted.path, base_model=wanted.base_model)
         try:
@@ -91,7 +89,24 @@ def make_slots(config: ExecutorConfig, model: Model, device: torch.device, group
             raise StartupError(f"--lora-modules {wanted.name}: {error}") from error
         slots.host.keep(found)
         slots.host.give(described(adapter, found))
+        with_experts |= found.has_experts
+    _allocate(slots, with_experts, device)
     return slots
+
+
+def _allocate(slots: AdapterSlots, with_experts: bool, device: torch.device) -> None:
+    of_experts = slots.num_bytes(of_experts=True)
+    size = slots.num_bytes(of_experts=False) + with_experts * of_experts
+    what = f"{slots.num_slots} adapters (--max-loras) of ranks up to {slots.max_rank} (--max-lora-rank)"
+    if size > (free := memory.available_bytes(device)):
+        raise memory.OutOfMemoryError(
+            f"{what} take {memory.mib(size)}, and {memory.mib(free)} are free; lower one of them"
+        )
+    slots.allocate(with_experts=with_experts)
+    note = ""
+    if of_experts:
+        note = f", {memory.mib(of_experts)} of them for experts" if with_experts else ", none of them for experts"
+    logger.info("slots of %s take %s%s", what, memory.mib(size), note)
 
 
 def _check_model(model: Model) -> None:
@@ -107,5 +122,5 @@ def _check_model(model: Model) -> None:
             f"--enable-lora: {name} is an encoder, which takes no adapters; leave it out, or merge the adapter into "
             "the weights of the model"
         )
-    if not adaptable_layers(model) and not hasattr(model, "stage"):
+    if not adapted_layers(model) and not hasattr(model, "stage"):
         raise StartupError(f"--enable-lora: no layer of {name} takes adapters; leave it out")

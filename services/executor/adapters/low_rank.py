@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,21 +36,34 @@ class LowRank:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Factors of the changes of one parameter that has a weight for each expert of a layer. Their shapes tell which of
+    the module's parameters it is."""
+
+    module: str  # "model.layers.0.mlp.experts"
+    down: Tensor  # [num_experts * rank, num_inputs], expert by expert
+    up: Tensor  # [num_outputs, rank * num_experts], rank by rank
+    terms: Callable[[str], tuple[int, float]]  # name of the parameter within the module -> rank, scale
+
+
+@dataclass(frozen=True)
 class AdapterFiles:
     """An adapter in host memory, which no longer depends on its files."""
 
     digest: str  # sha256 of its contents, in hexadecimal
     base_model: str  # the name that it states, "" if none; nothing is checked against it
     modules: Mapping[str, LowRank]  # by the checkpoint's name of a projection, "model.layers.0.self_attn.q_proj"
-
-    @property
-    def rank(self) -> int:
-        """Returns the largest."""
-        return max(module.rank for module in self.modules.values())
+    stacks: Mapping[str, Stack] = field(default_factory=dict)  # by a name in the file
 
 
 def checked_module(where: str, name: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
     """Returns a module's weights. where: begins the message of the AdapterError that is raised if they are none."""
+    down, up = checked_factors(where, name, down, up)
+    return LowRank(down, up, scale)
+
+
+def checked_factors(where: str, name: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns both of one dtype. Raises AdapterError as `checked_module` does."""
     last = name.rpartition(".")[2]
     if (what := _UNSERVED.get(last)) is not None:
         raise AdapterError(
@@ -69,4 +82,4 @@ def checked_module(where: str, name: str, down: Tensor, up: Tensor, scale: float
         )
     if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
         raise AdapterError(f"{where}: {name} has values that are not finite; the file is damaged or training diverged")
-    return LowRank(down, up.to(down.dtype) if up.dtype is not down.dtype else up, scale)
+    return down, up.to(down.dtype)

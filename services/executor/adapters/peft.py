@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pagewire.files.damaged_file import remedy
-from pagewire.services.executor.adapters.low_rank import AdapterError, AdapterFiles, LowRank, checked_module
+from pagewire.services.executor.adapters.low_rank import (
+    AdapterError,
+    AdapterFiles,
+    LowRank,
+    Stack,
+    checked_factors,
+    checked_module,
+)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -29,6 +37,8 @@ _MAX_CONFIG_BYTES = 1 << 20
 _PATTERN = re.compile(r"\^?(?:[\w/-]|\\\.|\.\*|\.(?!\*)|\\d\+?|\[0-9\]\+?|\((?:\?:)?(?:[\w|-]|\\?\.)+\))*\$?")
 _MAX_PATTERNS, _MAX_PATTERN_CHARS, _MAX_USES = 1000, 300, {"(": 3, "|": 16, "*": 2, "+": 2}
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+# A module with parameters that have a weight for each expert, and what wraps it once for each parameter.
+_EXPERTS = re.compile(r"(?P<module>(?:.+\.)?experts)(?:\.base_layer)*")
 _MERGE = "merge it into its model (peft: merge_and_unload) and serve that"
 
 # Keys of the config that change what is computed -> what they are. An adapter that sets one of them is refused.
@@ -38,7 +48,6 @@ _REFUSED = {
     "lora_bias": "it adds biases",
     "fan_in_fan_out": "its model stores weights transposed",
     "layer_replication": "it repeats layers of the model",
-    "target_parameters": "it changes parameters that are no linear layers, such as those of all experts",
     "trainable_token_indices": "it changes rows of the embedding",
     "alora_invocation_tokens": "it is an activated LoRA, which begins to count at certain tokens",
     "use_qalora": "it is a QALoRA, which pools its inputs",
@@ -57,8 +66,8 @@ def read_peft(path: Path) -> AdapterFiles:
     tensors = _tensors(path / WEIGHTS, raw)
     digest = hashlib.sha256(b"%d\n" % len(raw_config) + raw_config)
     digest.update(raw)
-    modules = _modules(path / WEIGHTS, config, tensors)
-    return AdapterFiles(digest.hexdigest(), config.base_model, modules)
+    modules, stacks = _modules(path / WEIGHTS, config, tensors)
+    return AdapterFiles(digest.hexdigest(), config.base_model, modules, stacks)
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,17 @@ class _Config:
     ranks: Mapping[re.Pattern[str], int]
     alphas: Mapping[re.Pattern[str], float]
     by_root: bool  # the scale is alpha / sqrt(rank)
+    parameters: tuple[str, ...]  # ends of the names of those that are changed themselves, not as weights of modules
+
+    def key_of(self, module: str) -> str:
+        """Returns the name of a linear layer for the functions below."""
+        weight = f".{module}.weight"
+        return weight[1:] if any(weight.endswith(f".{name}") for name in self.parameters) else module
+
+    def terms_of(self, name: str, within: str = "") -> tuple[int, float]:
+        """Returns rank and scale."""
+        name = f"{within}.{name}" if within else name
+        return self.rank_of(name), self.scale_of(name)
 
     def rank_of(self, module: str) -> int:
         return next((rank for pattern, rank in self.ranks.items() if pattern.match(module)), self.rank)
@@ -102,7 +122,16 @@ def _config(path: Path, raw: bytes) -> _Config:
             for pattern, key, value in _patterns(path, keys, "alpha")
         },
         by_root,
+        _parameters(path, keys.get("target_parameters") or ()),
     )
+
+
+def _parameters(path: Path, names: object) -> tuple[str, ...]:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise _wrong(path, "target_parameters", "a list of names", names)
+    if len(names) > _MAX_PATTERNS:
+        raise AdapterError(f"{path}: target_parameters has {len(names)} names, of at most {_MAX_PATTERNS}; join some")
+    return tuple(names)
 
 
 def _check_kind(path: Path, keys: Mapping[str, Any]) -> None:
@@ -199,7 +228,29 @@ def _tensors(path: Path, raw: bytes) -> dict[str, Tensor]:
         raise AdapterError(f"{path}: truncated or not a safetensors file ({error!s:.200}); {remedy(path)}") from error
 
 
-def _modules(path: Path, config: _Config, tensors: Mapping[str, Tensor]) -> dict[str, LowRank]:
+def _modules(path: Path, config: _Config, tensors: Mapping[str, Tensor]) -> tuple[dict[str, LowRank], dict[str, Stack]]:
+    modules, stacks = dict[str, LowRank](), dict[str, Stack]()
+    for module, pair in _sides(path, tensors).items():
+        if len(pair) != 2:
+            missing = "AB".replace(next(iter(pair)), "")
+            raise AdapterError(f"{path}: {module:.200} has no lora_{missing}; {remedy(path)}")
+        if (of_experts := _EXPERTS.fullmatch(module)) is not None:
+            inner = of_experts["module"]
+            factors = checked_factors(str(path), module, pair["A"], pair["B"])
+            stacks[module] = Stack(inner, *factors, partial(config.terms_of, within=inner))
+            continue
+        rank, scale = config.terms_of(config.key_of(module))
+        modules[module] = found = checked_module(str(path), module, pair["A"], pair["B"], scale)
+        if found.rank != rank:
+            raise AdapterError(
+                f"{path}: {module:.200} has rank {found.rank}, {CONFIG} says {rank}; the two files must come from the "
+                "same training"
+            )
+    return modules, stacks
+
+
+def _sides(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Returns "A" and "B" by module."""
     sides: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
@@ -214,18 +265,7 @@ def _modules(path: Path, config: _Config, tensors: Mapping[str, Tensor]) -> dict
         sides[module][match["side"]] = tensor
     if not sides:
         raise AdapterError(f"{path}: it has no tensors; save the adapter again after training")
-    modules = {}
-    for module, pair in sides.items():
-        if len(pair) != 2:
-            missing = "AB".replace(next(iter(pair)), "")
-            raise AdapterError(f"{path}: {module:.200} has no lora_{missing}; {remedy(path)}")
-        modules[module] = found = checked_module(str(path), module, pair["A"], pair["B"], config.scale_of(module))
-        if found.rank != config.rank_of(module):
-            raise AdapterError(
-                f"{path}: {module:.200} has rank {found.rank}, {CONFIG} says {config.rank_of(module)}; the two files "
-                "must come from the same training"
-            )
-    return modules
+    return sides
 
 
 def _why_not(name: str) -> str:

@@ -126,7 +126,8 @@ class TokenSlots:
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """The memory of a layer for adapters, by slot. A part is the output of one shard."""
+    """The memory of a layer for adapters, by slot; of experts, by slot and expert. A part is the output of one
+    shard."""
 
     down: Tensor  # [num_slots, num_parts, rank, num_inputs]
     up: Tensor  # [num_slots, rank, num_outputs]
@@ -141,7 +142,11 @@ class LayerAdapters:
     def add(self, product: Tensor, x: Tensor) -> None:
         """Adds them to the layer's product of x, in place, if any token has one."""
         if (slots := self.slots.current) is not None:
-            ops.add_adapters(product, x, self.down, self.up, slots, self.starts, self.ranks)
+            self.add_in(slots, product, x)
+
+    def add_in(self, slots: Tensor, product: Tensor, x: Tensor) -> None:
+        """Adds those of these slots, int32, one for each row of the product."""
+        ops.add_adapters(product, x, self.down, self.up, slots, self.starts, self.ranks)
 
 
 @dataclass(frozen=True)

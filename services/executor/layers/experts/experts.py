@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from pagewire.kernels import ops
@@ -24,6 +25,7 @@ from pagewire.services.executor.layers.shares import even_share
 from pagewire.services.executor.layers.weight_format import WeightOnly, input_unit, output_unit
 from pagewire.services.executor.layers.weights import (
     Dense,
+    LayerAdapters,
     NotLoaded,
     PackedGrouped,
     PackedWeight,
@@ -110,7 +112,7 @@ class ExpertsLinear:
     A checkpoint's scales of inputs are not used: with a scale per expert, each expert would need its own input.
     """
 
-    __slots__ = ("_adds_bias", "bias", "num_experts", "shards", "weight")
+    __slots__ = ("_adds_bias", "adapters", "bias", "num_experts", "shards", "weight")
 
     multiplies = True
 
@@ -142,14 +144,25 @@ class ExpertsLinear:
             Dense(placement.empty(*sizes)) if all(shard.format is None for shard in self.shards) else NotLoaded(*sizes)
         )
         self.bias = placement.empty(sizes[0]) if config.bias else None
+        self.adapters: LayerAdapters | None = None
         # The ranks' products are summed, so only one rank adds the bias.
         self._adds_bias = inputs is None or placement.tensor.rank == 0
 
-    def __call__(self, x: Tensor, order: Tensor, starts: Tensor, *, gated: bool = False) -> Tensor:
-        """Computes `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs (gated: half)]"""
+    def __call__(
+        self, x: Tensor, order: Tensor, starts: Tensor, slots: Tensor | None = None, *, gated: bool = False
+    ) -> Tensor:
+        """Computes `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs (gated: half)]
+
+        slots: where in `adapters` the pairs' are, int32 [pairs], -1 = none; not with `gated`.
+        """
         weight = self.weight
         assert isinstance(weight, ExpertsWeight)
-        return weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts, gated)
+        product = weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts, gated)
+        if slots is not None and self.adapters is not None:
+            (num_rows, size), num_pairs = x.shape, len(product)
+            rows = x[:, None].expand(-1, num_pairs // max(1, num_rows), -1).reshape(num_pairs, size)
+            self.adapters.add_in(slots, product, rows)
+        return product
 
     @property
     def parts(self) -> tuple[PackedWeight, ...]:
@@ -246,17 +259,30 @@ class RoutedMLP:
         hidden = hidden.to(self.dtype)
         if self.whole is not None:
             starts = self.whole.own_starts(starts)
-        if self.activation is _silu_and_mul:
+        slots = self._adapter_slots(ids)
+        if self.activation is _silu_and_mul and slots is None:
             inner = self.gate_up(hidden, order, starts, gated=True)
         else:
-            inner = self.activation(self.gate_up(hidden, order, starts))
-        pairs = self.down(inner, order, starts)
+            inner = self.activation(self.gate_up(hidden, order, starts, slots))
+        pairs = self.down(inner, order, starts, slots)
         if self.whole is not None:
             if self.whole.exchanges(len(ids)):
                 return self.whole.exchanged(pairs, ids, weights).to(self.result_dtype)
             weights = self.whole.own_weights(ids, weights)
         combined = ops.combine_experts(pairs, weights).to(self.result_dtype)
         return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
+
+    def _adapter_slots(self, ids: Tensor) -> Tensor | None:
+        """Returns where the adapters of pairs with the rank's experts are, -1 = none; None: no token has one."""
+        memory = self.gate_up.adapters
+        if memory is None or (slots := memory.slots.current) is None:
+            return None
+        count = self.gate_up.num_experts
+        own = ids if self.whole is None else ids - self.whole.first
+        has = slots[:, None] >= 0
+        if self.whole is not None:
+            has = has & (own >= 0) & (own < count)
+        return torch.where(has, slots[:, None] * count + own, -1).view(-1)
 
     @property
     def summing_ranks(self) -> Communicator | None:

@@ -44,6 +44,11 @@ class WholeExperts:
         self._owners = owners.to(device, torch.int32)  # by expert
         self._is_own = (owners == ranks.rank).to(device, torch.float32)
 
+    @property
+    def first(self) -> int:
+        """Returns the first of the rank's experts."""
+        return self._own.start
+
     def own_starts(self, starts: Tensor) -> Tensor:
         """Returns the result of `ops.sort_by_expert` for products with the rank's experts: other pairs are neither read
         nor written."""

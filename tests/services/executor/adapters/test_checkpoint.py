@@ -50,7 +50,7 @@ def test_a_folder_of_peft(tmp_path: Path) -> None:
         alpha_pattern={"k_proj": 6},
     )
     adapter = read_adapter(path)
-    assert (adapter.base_model, adapter.rank, set(adapter.modules)) == ("the/base", 4, {Q, K})
+    assert (adapter.base_model, set(adapter.modules)) == ("the/base", {Q, K})
     assert (adapter.modules[Q].scale, adapter.modules[K].scale) == (2.0, 3.0)
     for module, (down, up) in ((Q, q), (K, k)):
         assert torch.equal(adapter.modules[module].down, down) and torch.equal(adapter.modules[module].up, up)
@@ -87,7 +87,7 @@ def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:
         ({"lora_bias": True}, "lora_bias is set"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out is set"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters is set"),
+        ({"target_parameters": [5]}, r"target_parameters: expected a list of names, found \[5\]"),
         ({"trainable_token_indices": [5]}, "trainable_token_indices is set"),
         ({"init_lora_weights": "pissa_niter_4"}, "save it with path_initial_model_for_weight_conversion"),
         ({"r": 0}, "r: expected a positive whole number, found 0"),

@@ -67,3 +67,46 @@ def merged(path: Path, model: Path, adapter: Path) -> Path:
             weights[f"{module}.weight"] = (weight.float() + scale * up.float() @ down.float()).to(weight.dtype)
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path
+
+
+# Names of a mixture's projections within "experts.N": gate, up, down
+EXPERTS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "block_sparse_moe": ("w1", "w3", "w2")}
+
+
+def save_stacked(path: Path, merged_path: Path, model: Path, *, rank: int = 3, alpha: float = 6.0) -> Path:
+    """Writes a random adapter of a mixture's experts, router and queries as PEFT does for parameters that have all
+    experts, and the model with its weights changed by PEFT's formula; returns the adapter's path."""
+    path.mkdir()
+    shutil.copytree(model, merged_path)
+    generator, scale = torch.Generator().manual_seed(3), alpha / rank
+    weights, tensors = load_file(model / "model.safetensors"), dict[str, torch.Tensor]()
+    routers = [name for name in weights if name.endswith((".mlp.gate.weight", ".block_sparse_moe.gate.weight"))]
+
+    def random(*shape: int) -> torch.Tensor:
+        return 0.3 * torch.randn(shape, generator=generator)
+
+    for router in routers:
+        layer, block = router.removesuffix(".gate.weight").rsplit(".", 1)
+        names = [f"{layer}.{block}.experts.{{}}.{name}.weight" for name in EXPERTS[block]]
+        count, hidden = weights[router].shape
+        inner = len(weights[names[0].format(0)])
+        shapes = {"experts.base_layer": (count, hidden, 2 * inner), "experts": (count, inner, hidden)}
+        for module, (number, inputs, outputs) in {**shapes, "gate": (1, hidden, count)}.items():
+            down, up = random(number * rank, inputs), random(outputs, rank * number)
+            key = f"base_model.model.{layer}.mlp.{module}"
+            tensors |= {f"{key}.lora_A.weight": down, f"{key}.lora_B.weight": up}
+            split = up.reshape(outputs, rank, number), down.reshape(number, rank, inputs)
+            changes = scale * torch.einsum("o r e, e r i -> e o i", *split)
+            if module == "gate":
+                weights[router] += changes[0]
+                continue
+            changed = names[2:] if module == "experts" else names[:2]
+            for expert, change in enumerate(changes):
+                for name, part in zip(changed, change.chunk(len(changed)), strict=True):
+                    weights[name.format(expert)] += part
+    save_file(weights, merged_path / "model.safetensors", {"format": "pt"})
+    save_file(tensors, path / "adapter_model.safetensors", {"format": "pt"})
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"]
+    keys = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "target_parameters": parameters}
+    (path / "adapter_config.json").write_text(json.dumps(keys))
+    return path
