@@ -221,8 +221,8 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     max_cpu_loras: int | None = flag(
         None,
-        "adapters that stay in host memory; others are read again when a request names them, for which steps wait "
-        "if more adapters are waited for (default: all)",
+        "adapters that stay in host memory; others are read again when a request names them, and for one that waits "
+        "when there is room (default: all)",
         group="adapters",
         valid=POSITIVE,
     )

@@ -42,13 +42,18 @@ class HostAdapter:
 
 
 class HostAdapters:
-    """The adapters that an executor was given, and those of them that are in memory."""
+    """The adapters that an executor was given, and those of them that are in memory.
+
+    Adapters are awaited from their loading, for a request, to the step that puts them into a slot. They leave memory
+    after all others, the last loaded first; as others are put into slots, `absent` says what to read ahead of its step.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         """most: adapters in memory; those that were not used for longest are read again; None: all are kept."""
         self._most = most
         self._given: dict[tuple[str, str], Adapter] = {}  # by name and digest
         self._held: OrderedDict[str, HostAdapter] = OrderedDict()  # by digest, the least recently used first
+        self._awaited: dict[str, None] = {}  # digests, the first loaded first
 
     def given(self) -> list[Adapter]:
         return list(self._given.values())
@@ -76,9 +81,32 @@ class HostAdapters:
         self._held[adapter.digest] = adapter
         self._held.move_to_end(adapter.digest)
         most = len(self._held) if self._most is None else self._most
-        left = [self._held.popitem(last=False)[1] for _ in range(len(self._held) - most)]
+        left = [self._held.pop(self._next_to_leave()) for _ in range(len(self._held) - most)]
         self._report()
         return left
+
+    def _next_to_leave(self) -> str:
+        others = (digest for digest in self._held if digest not in self._awaited)
+        last = (digest for digest in reversed(self._awaited) if digest in self._held)
+        return next(others, None) or next(last)
+
+    def expect(self, digest: str) -> None:
+        """Takes in that a request with these contents is going to enter."""
+        self._awaited.setdefault(digest)
+
+    def on_placed(self, digest: str) -> None:
+        """Takes in that a step puts these contents into a slot."""
+        if digest in self._awaited and digest not in self._held:
+            # Requests with adapters that were loaded before, and kept instead of this one, may have ended.
+            before = list(self._awaited)
+            self._awaited = dict.fromkeys(before[before.index(digest) :])
+        self._awaited.pop(digest, None)
+
+    def absent(self) -> Adapter | None:
+        """Returns the first awaited adapter that is not in memory, though there would be room for it."""
+        if self._most is None or (len(self._held) >= self._most and self._held.keys() <= self._awaited.keys()):
+            return None
+        return next((self.origin(digest) for digest in self._awaited if digest not in self._held), None)
 
     def forget(self, digest: str, name: str = "") -> list[HostAdapter]:
         """Forgets contents under a name, by default under all; returns them if they were in memory and have no other
@@ -87,6 +115,7 @@ class HostAdapters:
         self._given = {key: adapter for key, adapter in self._given.items() if key not in forgotten}
         if name and self.origin(digest) is not None:
             return []
+        self._awaited.pop(digest, None)
         held = self._held.pop(digest, None)
         self._report()
         return [] if held is None else [held]

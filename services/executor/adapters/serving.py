@@ -47,6 +47,7 @@ class ServedAdapters:
         self._reading = asyncio.Lock()  # one adapter after the other
         self._reader = ThreadPoolExecutor(1, "adapters", initializer=step_back)
         self._unread: dict[int, Failure] = {}  # by slot: why it holds nothing
+        self._ahead: asyncio.Task[None] | None = None  # reads what a later step needs
 
     @property
     def num_slots(self) -> int:
@@ -62,6 +63,9 @@ class ServedAdapters:
         # The caller may disconnect meanwhile.
         found = described(located, await asyncio.shield(asyncio.create_task(self._held(self._slots, located))))
         self._slots.host.give(found)
+        if wanted.digest:  # a request with these contents waits
+            self._slots.host.expect(found.digest)
+            self._read_ahead()
         return found
 
     def unload(self, digest: str, name: str) -> None:
@@ -78,8 +82,8 @@ class ServedAdapters:
         if self._directory is None:
             message = f"the adapter {wanted.name!r:.100} has no path, and there is no --lora-dir to find it in"
             raise RpcError(grpc.StatusCode.NOT_FOUND, message)
-        if not wanted.name or Path(wanted.name).name != wanted.name:
-            message = f"{wanted.name!r:.100} is no name of a file in --lora-dir; name the adapter without slashes"
+        if wanted.name in ("", "..") or Path(wanted.name).name != wanted.name or "\0" in wanted.name:
+            message = f"{wanted.name!r:.100} is no name of a file in --lora-dir; give the name of one, without slashes"
             raise RpcError(grpc.StatusCode.NOT_FOUND, message)
         located.path = str(Path(self._directory) / wanted.name)
         return located
@@ -129,6 +133,7 @@ class ServedAdapters:
             self._unread.clear()  # a stream begins with empty slots
         if step.slot_changes:
             step = replace(step, slot_changes=[await self._attached(change) for change in step.slot_changes])
+            self._read_ahead()
         if self._unread and step.new_requests:
             step = replace(step, new_requests=[self._checked(request) for request in step.new_requests])
         return step
@@ -137,6 +142,7 @@ class ServedAdapters:
         assert self._slots is not None
         self._unread.pop(change.slot, None)
         held, origin = self._slots.host.get(change.digest), self._slots.host.origin(change.digest)
+        self._slots.host.on_placed(change.digest)
         if held is None and origin is not None:  # it had to leave memory since it was loaded
             try:
                 held = await self._held(self._slots, origin)
@@ -149,9 +155,25 @@ class ServedAdapters:
             )
         return replace(change, adapter=held)
 
+    def _read_ahead(self) -> None:
+        """Begins to read the next adapter that a step is going to need, so that the step need not wait for it."""
+        if self._slots is not None and self._ahead is None and (absent := self._slots.host.absent()) is not None:
+            self._ahead = asyncio.create_task(self._ahead_of_step(self._slots, absent), name="read adapters")
+
+    async def _ahead_of_step(self, slots: AdapterSlots, adapter: Adapter) -> None:
+        try:
+            await self._held(slots, adapter)
+        except RpcError as error:
+            logger.warning("adapter %s cannot be read any longer: %s", adapter.name, error)
+            slots.host.on_placed(adapter.digest)  # its step tries again
+        self._ahead = None
+        self._read_ahead()
+
     def _checked(self, request: NewRequest) -> NewRequest:
         failure = self._unread.get(request.adapter_slot)
         return request if failure is None else replace(request, adapter_slot=0, failure=request.failure or failure)
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
         self._reader.shutdown(wait=False, cancel_futures=True)
