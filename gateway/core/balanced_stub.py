@@ -12,6 +12,7 @@ from pagewire.v1.admin_pb2 import (
     AdminServiceLoadAdapterResponse,
     AdminServiceUnloadAdapterResponse,
     ReplaceWeightsResponse,
+    ResetPrefixCacheResponse,
 )
 from pagewire.wire.streams import ResubmittingLink
 
@@ -50,6 +51,7 @@ class AdminStub(Protocol):
 
     LoadAdapter: Method[AdminServiceLoadAdapterResponse]
     ReplaceWeights: Method[ReplaceWeightsResponse]
+    ResetPrefixCache: Method[ResetPrefixCacheResponse]
     UnloadAdapter: Method[AdminServiceUnloadAdapterResponse]
 
 

@@ -12,7 +12,8 @@ from pagewire.gateway.core.reading.json_route import JsonRoute
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 _ADAPTERS = "see /v1/load_lora_adapter and /v1/unload_lora_adapter"
-_CACHES = "clients cannot empty caches; restart the server, or separate requests with cache_salt"
+_IMAGES = "images stay cached; /reset_prefix_cache forgets what was computed from them"
+_TIERS = "the cache is only in the memory of executors; see /reset_prefix_cache"
 _MODELS = "the models are those that the server was started with; see /v1/models"
 _SCALE = "the deployment starts and stops executors"
 _WEIGHTS = "weights are replaced from files, all at once; see /v1/admin/weights"
@@ -30,7 +31,7 @@ UNSERVED: Mapping[str, str] = {
     "/api/push": _MODELS,
     "/api/show": "of Ollama's API; see /v1/models",
     "/api/tags": "of Ollama's API; see /v1/models",
-    "/clear_hicache_storage_backend": _CACHES,
+    "/clear_hicache_storage_backend": _TIERS,
     "/close_session": "the server has no sessions; the prefix cache finds earlier turns",
     "/cohere/v2/chat": "see /v1/chat/completions",
     "/collective_rpc": "clients run no code in executors",
@@ -40,11 +41,10 @@ UNSERVED: Mapping[str, str] = {
     "/fault_tolerance/apply": "recovery is automatic",
     "/fault_tolerance/status": "recovery is automatic; see /readyz",
     "/finish_weight_update": _WEIGHTS,
-    "/flush_cache": _CACHES,
     "/generative_scoring": "see /score",
     "/get_weights_by_name": _WEIGHTS,
     "/get_world_size": "see /server_info",
-    "/hicache/storage-backend": _CACHES,
+    "/hicache/storage-backend": _TIERS,
     "/inference/v1/generate": "see /v1/completions, which takes and returns token ids, or the gRPC API",
     "/init_weight_transfer_engine": _WEIGHTS,
     "/init_weights_update_group": _WEIGHTS,
@@ -52,7 +52,7 @@ UNSERVED: Mapping[str, str] = {
     "/is_paused": "generation cannot be paused",
     "/is_scaling_elastic_ep": _SCALE,
     "/is_sleeping": "executors do not sleep",
-    "/kv_event_sources": "events of the KV cache are not published",
+    "/kv_event_sources": "see pagewire.v1.AdminService/SubscribeKvEvents of gRPC, and --kv-events-config",
     "/load_lora_adapter": _ADAPTERS,
     "/load_lora_adapter_from_tensors": "adapters are loaded from files; see /v1/load_lora_adapter",
     "/open_session": "the server has no sessions; the prefix cache finds earlier turns",
@@ -62,9 +62,8 @@ UNSERVED: Mapping[str, str] = {
     "/pd_role_switch": "prompts and outputs are computed by the same executor",
     "/release_kv_cache_memory": "executors do not sleep",
     "/release_memory_occupation": "executors do not sleep",
-    "/reset_encoder_cache": _CACHES,
-    "/reset_mm_cache": _CACHES,
-    "/reset_prefix_cache": _CACHES,
+    "/reset_encoder_cache": _IMAGES,
+    "/reset_mm_cache": _IMAGES,
     "/resume": "generation cannot be paused",
     "/resume_memory_occupation": "executors do not sleep",
     "/scale_elastic_ep": _SCALE,

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import NamedTuple, Protocol, TypeVar
 
 import grpc
@@ -37,6 +38,16 @@ class Adapters(Protocol):
     async def unload(
         self, request: admin_pb2.AdminServiceUnloadAdapterRequest
     ) -> admin_pb2.AdminServiceUnloadAdapterResponse: ...
+
+
+class PrefixCaches(Protocol):
+    """Implements ResetPrefixCache and SubscribeKvEvents. Both raise RpcError."""
+
+    async def reset(self, request: admin_pb2.ResetPrefixCacheRequest) -> admin_pb2.ResetPrefixCacheResponse: ...
+
+    def subscribe(
+        self, request: admin_pb2.SubscribeKvEventsRequest
+    ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]: ...
 
 
 # Implements ReplaceWeights. Raises RpcError.
@@ -136,9 +147,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         replace_weights: ReplaceWeights | None = None,
         accounts: Accounts | None = None,
         adapters: Adapters | None = None,
+        caches: PrefixCaches | None = None,
     ) -> None:
-        """behind: returns the current neighbours. replace_weights, adapters: None if the service does not offer it.
-        accounts: of requests; None if the service keeps none."""
+        """behind: returns the current neighbours. replace_weights, adapters, caches: None if the service does not offer
+        them. accounts: of requests; None if the service keeps none."""
+        self._caches = caches
         self._accounts = accounts
         self._adapters = adapters
         self._service = service
@@ -181,10 +194,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ReplaceWeightsResponse:
         if self._replace_weights is None:
-            raise RpcError(
-                grpc.StatusCode.UNIMPLEMENTED,
-                "weights cannot be replaced here; ask a tokenizer service or the scheduler",
-            )
+            raise _elsewhere("weights cannot be replaced")
         return await self._replace_weights(request)
 
     async def LoadAdapter(
@@ -197,13 +207,31 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.AdminServiceUnloadAdapterResponse:
         return await self._offered_adapters().unload(request)
 
+    async def ResetPrefixCache(
+        self, request: admin_pb2.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.ResetPrefixCacheResponse:
+        return await self._offered_caches().reset(request)
+
+    async def SubscribeKvEvents(
+        self, request: admin_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]:
+        async with aclosing(self._offered_caches().subscribe(request)) as messages:
+            async for message in messages:
+                yield message
+
     def _offered_adapters(self) -> Adapters:
         if self._adapters is None:
-            raise RpcError(
-                grpc.StatusCode.UNIMPLEMENTED,
-                "adapters cannot be loaded here; ask a tokenizer service or the scheduler",
-            )
+            raise _elsewhere("adapters cannot be loaded")
         return self._adapters
+
+    def _offered_caches(self) -> PrefixCaches:
+        if self._caches is None:
+            raise _elsewhere("there is no prefix cache")
+        return self._caches
+
+
+def _elsewhere(what: str) -> RpcError:
+    return RpcError(grpc.StatusCode.UNIMPLEMENTED, f"{what} here; ask a tokenizer service or the scheduler")
 
 
 def _timeout_behind(context: grpc.aio.ServicerContext) -> float:

@@ -88,8 +88,8 @@ def _is_unlimited(method: str) -> bool:
 
 async def _refuse_change(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
     message = (
-        "this call changes the service for all clients: use the key of --api-key or one made by `pagewire keys add"
-        " --admin`, or, without keys, serve on loopback"
+        "this call changes the service for all clients or shows their prompts: use the key of --api-key or one made by"
+        " `pagewire keys add --admin`, or, without keys, serve on loopback"
     )
     await RpcError(grpc.StatusCode.PERMISSION_DENIED, message).abort(context)
     yield b""

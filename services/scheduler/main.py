@@ -5,6 +5,7 @@ from functools import partial
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.compose import make_engine
+from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.observed import log_line
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.link_servicer import SchedulerLinkServicer
@@ -65,7 +66,13 @@ def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TL
         return [Neighbour("executor", one.address, one.channel) for one in engine.executors.drivers.values()]
 
     server.add_admin(
-        "scheduler", executors, partial(describe, engine), engine.weights.replace, engine.accounts, engine.adapters
+        "scheduler",
+        executors,
+        partial(describe, engine),
+        engine.weights.replace,
+        engine.accounts,
+        engine.adapters,
+        PrefixCaches(engine.scheduler),
     )
     return server
 

@@ -203,6 +203,8 @@ class FakeTokenizer(
         self.adapters: dict[str, common_pb2.Adapter] = {}
         self.adapter_calls: list[object] = []
         self.adapter_problem: RpcError | None = None
+        self.num_resets = 0
+        self.reset_problem: RpcError | None = None
         self.breaks_replacement = False  # loses the connection during the next one
         self.more_metrics = ""  # lines of every service
         self.weights_version = ""  # of those that answer
@@ -446,6 +448,12 @@ class FakeTokenizer(
         if self.weights_problem is not None:
             raise self.weights_problem
         return admin_pb2.ReplaceWeightsResponse(version=request.version or "d1", previous_version="d0", num_executors=2)
+
+    async def ResetPrefixCache(self, request, context) -> admin_pb2.ResetPrefixCacheResponse:
+        self.num_resets += 1
+        if self.reset_problem is not None:
+            raise self.reset_problem
+        return admin_pb2.ResetPrefixCacheResponse(num_blocks=7, num_executors=2)
 
     async def GetMetrics(self, request, context) -> admin_pb2.GetMetricsResponse:
         services = []

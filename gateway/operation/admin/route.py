@@ -26,8 +26,11 @@ def _is_private(request: Request) -> bool:
     """Returns whether a request comes from this machine and names it as loopback.
 
     A page from elsewhere in a local browser, with a host name that resolves to this machine, sends that name; one that
-    --allowed-origins lets read the answers sends its origin.
+    --allowed-origins lets read the answers sends its origin. One that shows a route as an image sends neither, but
+    browsers add from where it came.
     """
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return False
     # Not from request.url, which has the server's own address if it cannot parse the Host header.
     named = [request.headers.get("host", "")]
     if (origin := request.headers.get("origin")) is not None:

@@ -43,6 +43,108 @@ KV_BLOCK_STATE_CACHED: KVBlockState
 KV_BLOCK_STATE_USED: KVBlockState
 KV_BLOCK_STATE_SHARED: KVBlockState
 
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("num_blocks", "num_executors")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    num_executors: int
+    def __init__(self, num_blocks: _Optional[int] = ..., num_executors: _Optional[int] = ...) -> None: ...
+
+class SubscribeKvEventsRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: _containers.RepeatedCompositeFieldContainer[KvEventsPosition]
+    def __init__(self, after: _Optional[_Iterable[_Union[KvEventsPosition, _Mapping]]] = ...) -> None: ...
+
+class KvEventsPosition(_message.Message):
+    __slots__ = ("source", "number")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    number: int
+    def __init__(self, source: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class SubscribeKvEventsResponse(_message.Message):
+    __slots__ = ("source", "number", "snapshot_parts_left", "time", "executor", "events")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_PARTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    number: int
+    snapshot_parts_left: int
+    time: float
+    executor: KvEventsExecutor
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    def __init__(self, source: _Optional[int] = ..., number: _Optional[int] = ..., snapshot_parts_left: _Optional[int] = ..., time: _Optional[float] = ..., executor: _Optional[_Union[KvEventsExecutor, _Mapping]] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+
+class KvEventsExecutor(_message.Message):
+    __slots__ = ("name", "address", "incarnation", "weights_version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    incarnation: int
+    weights_version: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., weights_version: _Optional[str] = ...) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: KvBlocksStored
+    removed: KvBlocksRemoved
+    cleared: KvBlocksCleared
+    def __init__(self, stored: _Optional[_Union[KvBlocksStored, _Mapping]] = ..., removed: _Optional[_Union[KvBlocksRemoved, _Mapping]] = ..., cleared: _Optional[_Union[KvBlocksCleared, _Mapping]] = ...) -> None: ...
+
+class KvBlocksStored(_message.Message):
+    __slots__ = ("hashes", "parent_hash", "token_ids", "block_size", "group", "adapter_digest", "adapter_name", "namespace", "extra_keys", "window", "is_state")
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    IS_STATE_FIELD_NUMBER: _ClassVar[int]
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    parent_hash: bytes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    block_size: int
+    group: int
+    adapter_digest: str
+    adapter_name: str
+    namespace: bytes
+    extra_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    window: int
+    is_state: bool
+    def __init__(self, hashes: _Optional[_Iterable[bytes]] = ..., parent_hash: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., group: _Optional[int] = ..., adapter_digest: _Optional[str] = ..., adapter_name: _Optional[str] = ..., namespace: _Optional[bytes] = ..., extra_keys: _Optional[_Iterable[bytes]] = ..., window: _Optional[int] = ..., is_state: _Optional[bool] = ...) -> None: ...
+
+class KvBlocksRemoved(_message.Message):
+    __slots__ = ("hashes", "group")
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    group: int
+    def __init__(self, hashes: _Optional[_Iterable[bytes]] = ..., group: _Optional[int] = ...) -> None: ...
+
+class KvBlocksCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AdminServiceLoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path", "replaces")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -65,6 +65,16 @@ class AdminServiceStub:
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/pagewire.v1.AdminService/ResetPrefixCache',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/pagewire.v1.AdminService/SubscribeKvEvents',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -120,6 +130,26 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """Makes all executors forget the prefixes that requests could find: on the scheduler, and on tokenizers, which forward
+        it; on ports for clients with a key that may change the service. Running requests keep their blocks, and later ones
+        find nothing that was computed before the call, nor what these requests compute after it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubscribeKvEvents(self, request, context):
+        """Streams which blocks of the prefix cache can be found, with their token ids, for routers that place requests by
+        prefix: on the scheduler, and on tokenizers, which merge the streams of all schedulers that they know; on ports for
+        clients with a key that may change the service, as it shows the prompts of all tenants. It begins with a snapshot,
+        or after the position that the request has. A subscriber that falls too far behind gets RESOURCE_EXHAUSTED and may
+        subscribe again. UNAVAILABLE: a scheduler has ended; its successor begins with empty caches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -152,6 +182,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -317,6 +357,60 @@ class AdminService:
             '/pagewire.v1.AdminService/UnloadAdapter',
             pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterRequest.SerializeToString,
             pagewire_dot_v1_dot_admin__pb2.AdminServiceUnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/ResetPrefixCache',
+            pagewire_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagewire.v1.AdminService/SubscribeKvEvents',
+            pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

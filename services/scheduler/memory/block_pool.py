@@ -7,7 +7,7 @@ also the prefix cache.
 import enum
 from collections.abc import Collection, Iterator
 
-from pagewire.services.scheduler.memory.block_index import BlockIndex
+from pagewire.services.scheduler.memory.block_index import BlockListener
 from pagewire.services.scheduler.values.blocks import Block
 
 
@@ -88,7 +88,7 @@ class BlockPool:
         for block in self._blocks:
             self._free.append(block)
         self._by_hash: dict[bytes, Block] = {}
-        self.index: BlockIndex | None = None  # kept up to date with the findable blocks
+        self.indexes: tuple[BlockListener, ...] = ()  # kept up to date with the findable blocks
         self.num_cached_blocks = 0  # free, with contents that can be found
         self.num_shared_blocks = 0  # with several holders
 
@@ -122,11 +122,7 @@ class BlockPool:
         """Takes the free block to be reused first, and evicts its contents; there must be a free block."""
         block = self._free.pop()
         if block.block_hash is not None:
-            del self._by_hash[block.block_hash]
-            if self.index is not None:
-                self.index.remove(block.block_hash)
-            block.block_hash = None
-            self.num_cached_blocks -= 1
+            self.forget(block.block_hash)
         block.ref_count = 1
         return block
 
@@ -135,8 +131,8 @@ class BlockPool:
         if block_hash not in self._by_hash:
             self._by_hash[block_hash] = block
             block.block_hash = block_hash
-            if self.index is not None:
-                self.index.add(block_hash)
+            for index in self.indexes:
+                index.add(block_hash)
 
     def forget(self, block_hash: bytes) -> None:
         """Removes contents from the hash index; requests that hold the block keep it."""
@@ -144,8 +140,8 @@ class BlockPool:
         if block is not None:
             block.block_hash = None
             self.num_cached_blocks -= block.ref_count == 0
-            if self.index is not None:
-                self.index.remove(block_hash)
+            for index in self.indexes:
+                index.remove(block_hash)
 
     def release(self, block_table: list[Block]) -> None:
         """Drops one holder of each block. Tails are evicted before the prefixes that lead to them; blocks without

@@ -20,7 +20,8 @@ class IndexedGroup:
     def share(self, index: BlockIndex) -> None:
         """Keeps the index up to date with the blocks of this replica that are findable, now or once running requests
         compute them."""
-        self._index = self._group.pool.index = index
+        self._index = index
+        self._group.pool.indexes += (index,)
         for block_hash in self._group.pool.hashes:
             index.add(block_hash)
 
@@ -28,9 +29,15 @@ class IndexedGroup:
         """Removes all contents from the index, including those that running requests were going to compute."""
         if self._index is not None:
             self._index.remove_all(list(self._group.pool.hashes))
+            self.forget(running)
+            self._group.pool.indexes = tuple(one for one in self._group.pool.indexes if one is not self._index)
+            self._index = None
+
+    def forget(self, running: Iterable[Request]) -> None:
+        """Removes the contents that running requests hold or are going to compute."""
+        if self._index is not None:
             for request in running:
                 self._index.remove_all(self._group.keys(request.blocks.hashes))
-            self._group.pool.index = self._index = None
 
     def expect(self, request: Request) -> None:
         """Adds the contents that a request is going to compute."""

@@ -6,7 +6,7 @@ those that a window still sees, or the latest state. A request has room for a to
 
 from collections.abc import Iterable, Sequence
 
-from pagewire.services.scheduler.memory.block_index import BlockIndex
+from pagewire.services.scheduler.memory.block_index import BlockIndex, BlockRecorder
 from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
 from pagewire.services.scheduler.memory.indexed_group import IndexedGroup
 from pagewire.services.scheduler.memory.state_blocks import StateBlocks
@@ -48,6 +48,7 @@ class KVCacheManager:
             block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
         )
         self.indexed = IndexedGroup(self._groups, index if self._enable_prefix_caching else None) if groups else None
+        self.recorder: BlockRecorder | None = None
         self._refused: Request | None = None  # the last request without room
         self._num_free_at_refusal: list[int] = []
 
@@ -112,6 +113,8 @@ class KVCacheManager:
         hashes = self._hashes(request, num_full)
         for group, held in zip(self._groups, request.blocks.held, strict=True):
             group.cache(held, hashes, request.blocks.num_cached, num_full)
+        if self.recorder is not None:
+            self.recorder.stored(request, request.blocks.num_cached, num_full)
         self._set_num_cached_blocks(request, num_full)
         self._upcoming.announce(request.blocks)
 

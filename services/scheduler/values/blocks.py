@@ -79,6 +79,10 @@ class RequestBlocks:
         self.num_cached = 0  # leading blocks that are findable
         self.num_tokens_to_cache = 0  # computed tokens from which one more is findable
 
+    def hide(self) -> None:
+        """Keeps the held blocks, and those that the request adds to them, from becoming findable."""
+        self.num_cached = self.num_tokens_to_cache = 1 << 62  # more than any request has
+
     def forget_hashes(self) -> None:
         """Drops the hashes, as the block size may have changed."""
         self.hashes.clear()

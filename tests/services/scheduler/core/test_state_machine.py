@@ -18,6 +18,7 @@ from pagewire.services.scheduler.core.scheduler import QueueFull
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.fairness.ledger import Account
 from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.memory.reset import reset
 from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.services.scheduler.values.request import FinishReason, Request
@@ -270,6 +271,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.is_attached(index):
             self.executors[index].max_num_seqs = num_rows
             self.attach(index)
+
+    @rule()
+    def reset_prefix_caches(self) -> None:
+        for replica in self.line.scheduler.replicas:
+            reset(replica.kv, replica.running)
 
     # -- the scheduler -----------------------------------------------------------------------------------------------
 

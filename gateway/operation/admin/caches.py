@@ -1,0 +1,79 @@
+"""Resetting the prefix cache, in vLLM's API and in SGLang's."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import grpc
+from fastapi import APIRouter, Query, Request
+from pydantic import ConfigDict, Field
+from starlette.responses import PlainTextResponse, Response
+
+from pagewire.gateway.core.body import Body
+from pagewire.gateway.core.errors import from_rpc
+from pagewire.gateway.core.reading.names import Refused
+from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.operation.admin.route import AdminRoute
+from pagewire.gateway.schema.field import field
+from pagewire.gateway.schema.parameters import Parameters
+from pagewire.telemetry.trace import NO_TRACE
+from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest, ResetPrefixCacheResponse
+from pagewire.wire.rpc import RpcError
+
+router = APIRouter(route_class=AdminRoute, tags=["operation"])
+
+
+class ResetQuery(Parameters):
+    model_config = ConfigDict(strict=False)  # texts stand for values in a query
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {
+        "reset_running_requests": Refused(
+            "running requests keep their blocks, which later requests do not find", ("false", "False", "0")
+        ),
+    }
+
+    reset_external: bool | None = field("scheduler", "Ignored: the cache is only in the memory of executors.")
+
+
+class FlushQuery(Parameters):
+    model_config = ConfigDict(strict=False)
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
+
+    timeout: Annotated[float, Field(ge=0)] | None = field("scheduler", "Ignored: running requests are not waited for.")
+
+
+class ResetCache(Body):
+    """`blocks`: the number of blocks that were forgotten, over all groups of layers. `executors`: those that did."""
+
+    success: Literal[True]
+    blocks: int
+    executors: int
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Query()]) -> ResetCache:
+    """Forgets all cached prefixes in vLLM's API. Running requests keep theirs; no later request finds what was computed
+    before.
+
+    Through gRPC: `pagewire.v1.AdminService/ResetPrefixCache`.
+    """
+    forgotten = await _reset(TOKENIZER.of(request))
+    return ResetCache(success=True, blocks=forgotten.num_blocks, executors=forgotten.num_executors)
+
+
+@router.get("/flush_cache", response_class=PlainTextResponse)
+@router.post("/flush_cache", response_class=PlainTextResponse)
+async def flush_cache(request: Request, query: Annotated[FlushQuery, Query()]) -> Response:
+    """Forgets all cached prefixes in SGLang's API, also while requests run."""
+    forgotten = await _reset(TOKENIZER.of(request))
+    return PlainTextResponse(
+        f"Cache flushed.\n{forgotten.num_executors} executors forgot {forgotten.num_blocks} blocks.\n"
+    )
+
+
+async def _reset(tokenizer: TokenizerClient) -> ResetPrefixCacheResponse:
+    """Raises ApiError."""
+    try:
+        return await tokenizer.call_to_its_end(tokenizer.admin.ResetPrefixCache, ResetPrefixCacheRequest(), NO_TRACE)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(RpcError.from_call(error)) from error

@@ -1,0 +1,1 @@
+"""The contents of prefix caches, for programs elsewhere: events, and resets."""
