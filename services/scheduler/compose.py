@@ -1,5 +1,7 @@
 """The scheduler service with all its features: the one place where they join the core, through its seams."""
 
+from collections.abc import Callable
+
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.adapters.adapters import Adapters
 from pagewire.services.scheduler.adapters.slots import AdapterSlots
@@ -9,6 +11,8 @@ from pagewire.services.scheduler.core.seams import Drafts, Features
 from pagewire.services.scheduler.costs.output_lengths import OutputLengths
 from pagewire.services.scheduler.fairness.ledger import Ledger
 from pagewire.services.scheduler.grammars.compiling import compile_grammar
+from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
+from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.executors import Connect
@@ -21,8 +25,12 @@ from pagewire.services.scheduler.weights.rollout import Rollout
 from pagewire.wire.discovery.listed import Discovery
 
 
-def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
-    """Returns a scheduler with all features."""
+def make_scheduler(
+    config: SchedulerConfig,
+    num_replicas: int = 1,
+    on_memory: Callable[[int, ExecutorInfo | None, KVCacheManager], None] = lambda *_: None,
+) -> Scheduler:
+    """Returns a scheduler with all features. on_memory: see `Features`."""
     suspects, acceptances, output_lengths = Suspects(), Acceptances(), OutputLengths()
 
     def drafts(info: ExecutorInfo | None) -> Drafts:
@@ -33,14 +41,18 @@ def make_scheduler(config: SchedulerConfig, num_replicas: int = 1) -> Scheduler:
             AdapterSlots(0) if info is None else AdapterSlots(info.max_adapters, (one.digest for one in info.adapters))
         )
 
-    features = Features(Ledger(), suspects, drafts, slots)
+    features = Features(Ledger(), suspects, drafts, slots, on_memory)
     placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths)
     return Scheduler(config, num_replicas, features, placement, output_lengths)
 
 
-def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect) -> Engine:
-    """Returns the service with all features. connect: makes channels to executors that are listed."""
-    scheduler = make_scheduler(config, 0)
+def make_engine(
+    config: SchedulerConfig, discovery: Discovery, connect: Connect, caches: PrefixCaches | None = None
+) -> Engine:
+    """Returns the service with all features. connect: makes channels to executors that are listed. caches: is told of
+    its prefix caches."""
+    caches = caches or PrefixCaches()
+    scheduler = make_scheduler(config, 0, caches.on_memory)
     admission = Entrance(scheduler, config.max_queue_time)
 
     def weights(engine: Engine) -> Rollout:
@@ -51,4 +63,6 @@ def make_engine(config: SchedulerConfig, discovery: Discovery, connect: Connect)
         changed = engine.availability.greet_again
         return Adapters(engine.executors.drivers, engine.wake_all, changed, engine.end_request)
 
-    return Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters)
+    engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters)
+    caches.follow(scheduler, engine.executors.drivers, engine.adapters)
+    return engine

@@ -32,8 +32,9 @@ async def serve(config: SchedulerConfig) -> None:
     executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
     serve_metrics(config)
-    engine = make_engine(config, executors, tls.listed_channel)
-    servers = [make_server(config, engine, tls)]
+    caches = PrefixCaches()
+    engine = make_engine(config, executors, tls.listed_channel, caches)
+    servers = [make_server(config, engine, tls, caches)]
     if config.public_listen:
         servers.append(make_public_server(config, engine, tls))
     await rpc.start(servers)
@@ -55,8 +56,11 @@ async def serve(config: SchedulerConfig) -> None:
     await rpc.cancel(tasks)
 
 
-def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS) -> rpc.Server:
-    """Returns the gRPC server of the other services; metrics and status include those of the executors."""
+def make_server(
+    config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TLS, caches: PrefixCaches | None = None
+) -> rpc.Server:
+    """Returns the gRPC server of the other services; metrics and status include those of the executors. caches: those
+    of the engine, if the server offers them."""
     server = rpc.Server(config.listen.split(","), config.shutdown_timeout, credentials=tls.of_services())
     server.add(SchedulerServicer(engine, config.seed), scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, _NAME)
     link = SchedulerLinkServicer(engine)
@@ -72,7 +76,7 @@ def make_server(config: SchedulerConfig, engine: Engine, tls: ServiceTls = NO_TL
         engine.weights.replace,
         engine.accounts,
         engine.adapters,
-        PrefixCaches(engine.scheduler),
+        caches,
     )
     return server
 

@@ -59,6 +59,7 @@ class Rows:
             prefix_caching = config.enable_prefix_caching and not info.whole_prompts
             max_tokens, version = self.limits.max_num_batched_tokens, self.weights_version
             self.kv = KVCacheManager(info.kv_groups, info.block_size, prefix_caching, max_tokens, version, index)
+        features.on_memory(replica_id, info, self.kv)
         self.running: list[Request] = []
         self.version = 0  # changes when requests begin or end, and with each step: marks derived values as stale
         self.quarantine = features.suspects.quarantine()

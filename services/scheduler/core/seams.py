@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.executor_loss import Loss
@@ -164,3 +165,5 @@ class Features:
     suspects: Suspects
     drafts: Callable[[ExecutorInfo | None], Drafts]  # None: without an executor
     slots: Callable[[ExecutorInfo | None], Slots]
+    # Takes in that the replica with this id has new memory, which is empty; None: without an executor.
+    on_memory: Callable[[int, ExecutorInfo | None, KVCacheManager], None]

@@ -1,7 +1,7 @@
 """The scheduler and a fake executor without anything between them, for tests of the pure core."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.placement.fleet import Fleet
 from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
@@ -61,7 +62,10 @@ class PureLine:
         self.executors = list(executors)
         self.max_model_len = max_model_len
         self.config = SchedulerConfig(**config)
-        self.scheduler = make_scheduler(self.config, len(executors))
+        self.soon: list[Callable[[], None]] = []  # what the caches would do after a step
+        self.caches = PrefixCaches(call_soon=self.soon.append)
+        self.scheduler = make_scheduler(self.config, len(executors), self.caches.on_memory)
+        self.caches.follow(self.scheduler, {}, None)
         self.steps: list[ScheduledStep] = []
         self.outputs: dict[int, list[int]] = {}
         self.vectors: dict[int, list[float]] = {}

@@ -11,6 +11,7 @@ import grpc
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.compose import make_engine
 from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.main import make_server, report_availability
 from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
@@ -68,8 +69,9 @@ class ServiceLine:
             self.channel = await stack.enter_async_context(rpc.channel(self.scheduler_address))
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
             self.link = scheduler_link_pb2_grpc.SchedulerLinkServiceStub(self.channel)
-            self.engine = make_engine(self.config, self.discovery, NO_TLS.listed_channel)
-            self.server = make_server(self.config, self.engine)
+            self.caches = PrefixCaches()
+            self.engine = make_engine(self.config, self.discovery, NO_TLS.listed_channel, self.caches)
+            self.server = make_server(self.config, self.engine, caches=self.caches)
             await self.server.start()
             tasks = [
                 asyncio.create_task(self.engine.run()),

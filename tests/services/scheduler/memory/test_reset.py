@@ -3,15 +3,16 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.memory.reset import reset
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from tests.fakes import FakeExecutor
-from tests.services.scheduler.core.test_properties import PROPERTY, Story, kinds, many_arrivals
+from tests.services.scheduler.core.test_properties import Story, kinds, many_arrivals
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.strategies import Arrival, lines
+from tests.sweep import examples
 
 PROMPT = list(range(1, 42))  # ten blocks and a token
 
@@ -127,7 +128,7 @@ class WithResets(Story):
             super().play([(kind, number)])
 
 
-@PROPERTY
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     line=lines(
         st.integers(1, 2),
