@@ -87,6 +87,14 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, SeedConfig, PublicListenConfi
         valid=SECONDS,
     )
     disable_log_stats: bool = flag(False, "leave out the line about the load every ten seconds", group="observability")
+    kv_events_config: str | None = flag(
+        None,
+        "publish which blocks the prefix cache holds, in vLLM's protocol (docs/scale.md): a JSON object with "
+        "enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm and topic; it "
+        "has no keys, so without an endpoint it is on loopback",
+        group="observability",
+        kind="json",
+    )
     placement: str = flag(
         "cache_aware",
         "how an executor is chosen for a request; cache_aware: least time for all requests, with cached prefixes, "

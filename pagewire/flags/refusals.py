@@ -9,6 +9,7 @@ from pathlib import Path
 from pagewire.config import (
     ExecutorConfig,
     GatewayConfig,
+    SchedulerConfig,
     ServeConfig,
     ServiceConfig,
     TokenizerConfig,
@@ -26,6 +27,7 @@ from pagewire.config.values import executor_config
 from pagewire.config.values import gateway as of_gateway
 from pagewire.config.values import memory as of_memory
 from pagewire.config.values import tokenizer as of_tokenizer
+from pagewire.config.values.kv_events import kv_events_config
 from pagewire.config.values.texts import addresses
 from pagewire.errors import StartupError
 from pagewire.files.models import check_name, is_of_hub
@@ -65,6 +67,8 @@ def refusals(
         checks += [lambda: _check_keys(config), lambda: _check_tenants(config)]
     if isinstance(config, GatewayConfig):
         checks += [lambda: ports.check(config), lambda: _check_gateway(config)]
+    if isinstance(config, SchedulerConfig):
+        checks.append(lambda: kv_events_config(config.kv_events_config))
     if isinstance(config, TokenizerConfig):
         checks += [lambda: _check_text(config), lambda: _check_images(config)]
     if isinstance(config, TokenizerConfig | ExecutorConfig):

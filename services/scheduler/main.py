@@ -4,8 +4,10 @@ import asyncio
 from functools import partial
 
 from pagewire.config import SchedulerConfig
+from pagewire.config.values.kv_events import kv_events_config
 from pagewire.services.scheduler.compose import make_engine
 from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
+from pagewire.services.scheduler.kv_events.zmq_sockets import make_publisher
 from pagewire.services.scheduler.observed import log_line
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.link_servicer import SchedulerLinkServicer
@@ -32,8 +34,11 @@ async def serve(config: SchedulerConfig) -> None:
     executors = discover(config.executor_discovery, "--executor-address", config.executor_address)
     tls = ServiceTls(config, [*config.listen.split(","), *config.executor_address.split(",")])
     serve_metrics(config)
-    caches = PrefixCaches()
+    caches, kv_events = PrefixCaches(), kv_events_config(config.kv_events_config)
     engine = make_engine(config, executors, tls.listed_channel, caches)
+    if kv_events.enable_kv_cache_events:
+        caches.start()
+    publisher = make_publisher(kv_events, caches) if kv_events.uses_zmq else None
     servers = [make_server(config, engine, tls, caches)]
     if config.public_listen:
         servers.append(make_public_server(config, engine, tls))
@@ -43,6 +48,8 @@ async def serve(config: SchedulerConfig) -> None:
         asyncio.create_task(engine.run(), name="engine"),
         asyncio.create_task(report_availability(engine, *servers), name="availability"),
     ]
+    if publisher is not None:
+        tasks.append(asyncio.create_task(publisher.run(), name="publish KV events"))
     if not config.disable_log_stats:
         tasks.append(asyncio.create_task(log_line.log_load(engine.scheduler), name="log-line"))
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -165,7 +165,6 @@ _TABLE = (
         "mm-encoder-tp-mode= enable-multimodal-encoder-data-parallel",
         "images are encoded on the devices that hold the first layers",
     ),
-    ("kv-events-config=", "blocks are not announced to other programs"),
     (
         "enable-fault-tolerance fault-tolerance-config=",
         "requests survive the death of every process but the gateway's, and of that with an Idempotency-Key"

@@ -102,6 +102,11 @@ REFUSED = [
     ("dense --served-model-name ,", "--served-model-name is empty; name the model, or leave the flag out"),
     ("dense --chat-template {{x", "--chat-template is not valid jinja, line 1"),
     ("dense --tokenizer nix/", "no model 'nix/': there is no such file or directory; name an existing one"),
+    # Of the scheduler.
+    ('dense --kv-events-config {"a":1}', "--kv-events-config has unknown keys: a; known are enable_kv_cache_events"),
+    ('dense --kv-events-config {"hwm":0}', "--kv-events-config: hwm is 0; it must be an integer of at least 1"),
+    ('dense --kv-events-config {"publisher":"x"}', "--kv-events-config: publisher 'x' is none of zmq, null"),
+    ('dense --kv-events-config {"endpoint":"5557"}', "endpoint is '5557'; it must be tcp://HOST:PORT, tcp://*:PORT or"),
     # Of the executor.
     ("experts -ep", "--enable-expert-parallel divides experts among devices, and --tensor-parallel-size is 1: say how"),
     ("dense --block-size 16 --state-block-size 8", "--state-block-size 8 is not a multiple of --block-size 16; use"),

@@ -66,12 +66,14 @@ async def test_the_key_is_the_tenant(make_line, pool, public, keys) -> None:
 
 async def test_what_changes_the_service_wants_a_key_that_may(make_line, pool, public, keys) -> None:
     user, operator = new(keys, "user"), new(keys, "operator", admin=True)
-    change = "/pagewire.v1.AdminService/ReplaceWeights"
+    guarded = ("ReplaceWeights", "ResetPrefixCache", "SubscribeKvEvents")
+    changes = [f"/pagewire.v1.AdminService/{method}" for method in guarded]
     async with make_line(api_key_file=str(keys)).running(pool=pool), rpc.channel(public) as channel:
-        refused = await status_of(channel, change, authorization=f"Bearer {user}")
-        assert refused is grpc.StatusCode.PERMISSION_DENIED
-        let_in = await status_of(channel, change, authorization=f"Bearer {operator}")
-        assert let_in not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+        for change in changes:
+            refused = await status_of(channel, change, authorization=f"Bearer {user}")
+            assert refused is grpc.StatusCode.PERMISSION_DENIED
+            let_in = await status_of(channel, change, authorization=f"Bearer {operator}")
+            assert let_in not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
         for method in ("GetMetrics", "GetStatus"):
             name = f"/pagewire.v1.AdminService/{method}"
             assert await status_of(channel, name, authorization=f"Bearer {user}") is grpc.StatusCode.OK
