@@ -129,7 +129,7 @@ _TABLE = (
         "a request starts as soon as there are free blocks for the next tokens that it computes",
     ),
     ("long-prefill-token-threshold-adaptive", "--long-prefill-token-threshold says which prompts are long"),
-    ("stream-interval=", "tokens are sent as soon as they are known"),
+    ("stream-interval=", "tokens are sent as soon as they are known, those of steps below 5 ms in pairs"),
     # Devices, processes and machines
     ("engine-use-ray disable-frontend-multiprocessing", "every service is always a process of its own"),
     ("max-parallel-loading-workers=", "all processes of a group load at the same time"),

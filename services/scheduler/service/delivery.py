@@ -1,18 +1,17 @@
 """Delivery of outputs to clients: new tokens, and the ends of requests. It also updates metrics and spans."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 
 import grpc
 
-from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats, timeline
 from pagewire.services.scheduler.observed.timeline import DECODE
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.expiry import Expiry
+from pagewire.services.scheduler.service.held_outputs import HeldOutputs
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
 from pagewire.services.scheduler.service.seams import Admission
@@ -41,7 +40,7 @@ class Delivery:
         self._expiry = expiry
         self._stats = statistics
         self._wake = wake
-        self._undelivered: Outputs | None = None  # those of the latest result
+        self.held = HeldOutputs(self.deliver)
         self.live: dict[int, LiveRequest] = {}
         self.accounts = Accounts(self.live.values)
 
@@ -63,18 +62,11 @@ class Delivery:
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
-    def deliver_soon(self, outputs: Outputs) -> None:
-        """Delivers a result after the tasks that are ready to run. The previous result must have been delivered."""
-        assert self._undelivered is None
-        self._undelivered = outputs
-        asyncio.get_running_loop().call_soon(self.deliver)
-
     def deliver(self) -> None:
-        """Delivers the latest result, if it is pending. Call it before a request is ended, because the counts of the
-        request already include these tokens."""
-        if self._undelivered is None:
+        """Delivers the latest results, if they are pending. Call it before a request is ended, because the counts of
+        the request already include these tokens."""
+        if (outputs := self.held.take()) is None:
             return
-        outputs, self._undelivered = self._undelivered, None
         now = time.monotonic()
         end = 0
         for i, (request, num_tokens) in enumerate(zip(outputs.requests, outputs.num_tokens, strict=True)):

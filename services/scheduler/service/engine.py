@@ -234,6 +234,7 @@ class Engine:
 
     def on_attached(self, replica: Replica, info: ExecutorInfo) -> None:
         info = info.within_steps_of(self._config.max_num_batched_tokens)
+        self._delivery.deliver()
         self._end_suspects(self.scheduler.on_successor(replica, info), Loss.EXIT, "its process failed")
         try:
             ended = self.scheduler.attach(replica, info)
@@ -258,12 +259,12 @@ class Engine:
         self.wake_all()
 
     def on_result(self, replica: Replica, result: StepResult, clock: StepClock, seconds: float) -> None:
-        self._delivery.deliver()
+        self._delivery.held.deliver_due()
         self._tracking.on_result(replica, result.step_id)
         outputs = self.scheduler.update(replica, result, seconds)
         # The driver runs first, so that the device receives its next step before clients receive these outputs.
         self._wake(self._wakes.after_result(replica))
-        self._delivery.deliver_soon(outputs)
+        self._delivery.held.add(outputs)
         if self.weights.is_under_way:
             self.weights.notify()
         if not replica.num_running:

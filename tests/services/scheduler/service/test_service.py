@@ -342,10 +342,9 @@ async def test_a_request_with_output_that_is_not_read_is_ended(tmp_path: Path) -
         await line.engine.drained()
         outputs = await outbox.take()
         assert outputs[5].error is not None and outputs[5].error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (
-            "more than 20 tokens and log probabilities wait" in outputs[5].error.message
-            and len(outputs[5].token_ids) == 22
-        )
+        assert "more than 20 tokens and log probabilities wait" in outputs[5].error.message and len(
+            outputs[5].token_ids
+        ) in (22, 23)
         assert outputs[6].error is None and outputs[6].token_ids == output_of(1, 20)
         await line.wait_until_free()
 
