@@ -186,7 +186,8 @@ class FakeExecutor:
         if any(self._is_poisoned(self.rows[request_id], self.deadly_token_id) for request_id in step.request_ids):
             raise FakeExecutorDied
         refused = {new.request_id: _REFUSAL for new in step.new_requests if new.token_ids[0] == self.refused_token_id}
-        drafts = list(step.num_draft_tokens) or [0] * len(step.request_ids)
+        message = from_step(step) if isinstance(step, ScheduledStep) else step
+        drafts = list(message.num_draft_tokens) or [0] * len(step.request_ids)
         self._write_kv(step, drafts)
         result = StepResult(step.step_id, [], [], [], {}, {}, refused, {})
         for request_id, num_drafts in zip(step.request_ids, drafts, strict=True):

@@ -3,7 +3,8 @@
 from pagewire.config.speculation import LOOKUP_METHODS, Speculation
 from pagewire.errors import StartupError
 
-_COPIES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": 4}
+DEFAULT_BITS = 4  # of a copy of the model
+_COPIES = {f"self:q{bits}": bits for bits in (4, 3, 2)} | {"self": DEFAULT_BITS}
 
 
 def check(drafts: Speculation, ranks: int, stages: int, *, on_cuda: bool) -> None:

@@ -104,7 +104,7 @@ class KVGroup(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_seconds", "draft_bounds", "max_adapters", "adapters")
+    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_methods", "draft_bounds", "max_adapters", "adapters")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_INFO_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -122,7 +122,7 @@ class DescribeResponse(_message.Message):
     PIPELINE_STAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     DECODE_COSTS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_METHODS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_BOUNDS_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
@@ -143,11 +143,11 @@ class DescribeResponse(_message.Message):
     pipeline_stages: int
     num_ranks: int
     decode_costs: _containers.RepeatedCompositeFieldContainer[StepCost]
-    draft_seconds: float
+    draft_methods: _containers.RepeatedCompositeFieldContainer[DraftMethod]
     draft_bounds: _containers.RepeatedCompositeFieldContainer[DraftBound]
     max_adapters: int
     adapters: _containers.RepeatedCompositeFieldContainer[_common_pb2.Adapter]
-    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_seconds: _Optional[float] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_methods: _Optional[_Iterable[_Union[DraftMethod, _Mapping]]] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("num_tokens", "seconds")
@@ -156,6 +156,16 @@ class StepCost(_message.Message):
     num_tokens: int
     seconds: float
     def __init__(self, num_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class DraftMethod(_message.Message):
+    __slots__ = ("name", "rounds", "comes_later")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    COMES_LATER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rounds: _containers.RepeatedCompositeFieldContainer[StepCost]
+    comes_later: bool
+    def __init__(self, name: _Optional[str] = ..., rounds: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., comes_later: _Optional[bool] = ...) -> None: ...
 
 class DraftBound(_message.Message):
     __slots__ = ("num_requests", "max_draft_tokens")
@@ -208,7 +218,7 @@ class AdapterSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("step_id", "finished_request_ids", "new_requests", "request_ids", "num_scheduled_tokens", "num_new_blocks", "new_block_ids", "traceparents", "num_draft_tokens", "term", "tracestates", "adapter_slots")
+    __slots__ = ("step_id", "finished_request_ids", "new_requests", "request_ids", "num_scheduled_tokens", "num_new_blocks", "new_block_ids", "traceparents", "num_draft_tokens", "draft_methods", "term", "tracestates", "adapter_slots")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NEW_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +228,7 @@ class StepRequest(_message.Message):
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_METHODS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     TRACESTATES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -230,10 +241,11 @@ class StepRequest(_message.Message):
     new_block_ids: _containers.RepeatedScalarFieldContainer[int]
     traceparents: _containers.RepeatedScalarFieldContainer[str]
     num_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    draft_methods: _containers.RepeatedScalarFieldContainer[int]
     term: int
     tracestates: _containers.RepeatedScalarFieldContainer[str]
     adapter_slots: _containers.RepeatedCompositeFieldContainer[AdapterSlot]
-    def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ..., tracestates: _Optional[_Iterable[str]] = ..., adapter_slots: _Optional[_Iterable[_Union[AdapterSlot, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., finished_request_ids: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_methods: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ..., tracestates: _Optional[_Iterable[str]] = ..., adapter_slots: _Optional[_Iterable[_Union[AdapterSlot, _Mapping]]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("step_id", "request_ids", "num_tokens", "token_ids", "logprobs", "execute_ns", "queue_ns", "idle_ns", "vectors", "errors", "prompt_logprobs", "num_drafted")

@@ -36,7 +36,7 @@ class ConstrainedDrafts(Proposer):
         self._proposer = proposer
         self._constraints = constraints
         self.max_draft_tokens = proposer.max_draft_tokens
-        self.kv_caches = proposer.kv_caches
+        self.methods, self.kv_caches = proposer.methods, proposer.kv_caches
         self._chooses = is_alone and memory.is_shared(device)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -110,6 +110,9 @@ class ConstrainedDrafts(Proposer):
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         self._proposer.on_other_drafts(rows, num_tokens)
+
+    def prefer(self, method: int) -> bool:
+        return self._proposer.prefer(method)
 
     def reset(self) -> None:
         self._proposer.reset()

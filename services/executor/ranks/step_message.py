@@ -20,6 +20,7 @@ def step_to_proto(step: Step) -> executor_pb2.StepRequest:
         finished_request_ids=step.finished_request_ids,
         new_requests=[_new_request_to_proto(request) for request in step.new_requests],
         num_draft_tokens=[] if drafts is None else drafts.tolist(),
+        draft_methods=[] if step.draft_methods is None else step.draft_methods.tolist(),
         adapter_slots=[
             executor_pb2.AdapterSlot(slot=change.slot, digest=change.digest if change.adapter else "")
             for change in step.slot_changes

@@ -8,14 +8,27 @@ from pagewire.services.executor.batch.kv_cache import KVGroup
 
 
 @dataclass(frozen=True)
+class DraftMethod:
+    """The measured cost of a way to draft.
+
+    rounds: (requests, seconds) of rounds in which each of the requests gets one draft, by ascending requests.
+    comes_later: finds no drafts until it is prepared.
+    """
+
+    name: str
+    rounds: tuple[tuple[int, float], ...] = ()
+    comes_later: bool = False
+
+
+@dataclass(frozen=True)
 class DecodeCosts:
     """The measured cost of a step by its tokens; the scheduler weighs drafts against it.
 
-    steps: (tokens, seconds), by ascending tokens. draft_seconds: the proposer's time per drafted token.
+    steps: (tokens, seconds), by ascending tokens. methods: those of the proposer, in its order.
     """
 
     steps: tuple[tuple[int, float], ...] = ()
-    draft_seconds: float = 0.0
+    methods: tuple[DraftMethod, ...] = ()
 
 
 NO_COSTS = DecodeCosts()

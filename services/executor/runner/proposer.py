@@ -23,6 +23,7 @@ class Proposer:
     """
 
     max_draft_tokens: int  # most drafts of a request in one step
+    methods: Sequence[str] = ("drafts",)  # names of the ways to draft that a step can choose from
     kv_caches: Sequence[Tensor] = ()  # of its own model, in addition to the target's
 
     def propose(
@@ -39,6 +40,10 @@ class Proposer:
         the step is then reduced to them. None: as many as asked.
         """
         raise NotImplementedError
+
+    def prefer(self, method: int) -> bool:
+        """Drafts by this method where a step names none. Returns False if it is not prepared yet and finds nothing."""
+        return True
 
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         """Informs the proposer that its drafts behind the first num_tokens [n] of these rows [n] were replaced."""

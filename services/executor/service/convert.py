@@ -52,6 +52,8 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
     traces = _traces(message)
     if len(message.num_draft_tokens) not in (0, num_reqs):
         raise InvalidStep(f"step {message.step_id}: num_draft_tokens are not parallel to request_ids")
+    if len(message.draft_methods) not in (0, num_reqs):
+        raise InvalidStep(f"step {message.step_id}: draft_methods are not parallel to request_ids")
     return Step(  # of lists, which numpy reads much faster than the fields of a message
         step_id=message.step_id,
         request_ids=message.request_ids[:],
@@ -64,6 +66,7 @@ def step_from_proto(message: executor_pb2.StepRequest, vocab_size: int = _MAX_IN
             for request, trace in zip(message.new_requests, traces, strict=True)
         ],
         num_draft_tokens=np.array(message.num_draft_tokens[:], dtype=np.int64) if message.num_draft_tokens else None,
+        draft_methods=np.array(message.draft_methods[:], dtype=np.int64) if message.draft_methods else None,
         slot_changes=[SlotChange(change.slot, change.digest) for change in message.adapter_slots],
     )
 
@@ -236,7 +239,14 @@ def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> exec
         kv_cache_bytes=info.kv_cache_bytes,
         max_draft_tokens=info.max_draft_tokens,
         decode_costs=[executor_pb2.StepCost(num_tokens=size, seconds=cost) for size, cost in info.decode_costs.steps],
-        draft_seconds=info.decode_costs.draft_seconds,
+        draft_methods=[
+            executor_pb2.DraftMethod(
+                name=method.name,
+                rounds=[executor_pb2.StepCost(num_tokens=size, seconds=cost) for size, cost in method.rounds],
+                comes_later=method.comes_later,
+            )
+            for method in info.decode_costs.methods
+        ],
         draft_bounds=[
             executor_pb2.DraftBound(num_requests=size, max_draft_tokens=most) for size, most in info.draft_bounds
         ],

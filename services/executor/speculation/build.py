@@ -17,7 +17,8 @@ from pagewire.services.executor.speculation.draft_model import DraftModel
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.heads import HeadProposer
 from pagewire.services.executor.speculation.ngram import NgramProposer
-from pagewire.services.executor.speculation.self_draft import SelfDraft
+from pagewire.services.executor.speculation.self_draft import IdleSelfDraft, SelfDraft
+from pagewire.services.executor.speculation.several import SeveralProposers
 from pagewire.services.executor.speculation.suffix import SuffixProposer
 
 
@@ -39,7 +40,10 @@ def make_proposer(
     drafts.check(speculation, group.tensor.size, group.stage.count, on_cuda=target.device.type != "cpu")
     most = speculation.num_speculative_tokens
     if speculation.method == "ngram":
-        return NgramProposer(most, speculation.prompt_lookup_max, speculation.prompt_lookup_min)
+        lookup = NgramProposer(most, speculation.prompt_lookup_max, speculation.prompt_lookup_min)
+        if not isinstance(drafter, OwnModel):
+            return lookup
+        return SeveralProposers([lookup, IdleSelfDraft(target, drafter, drafts.DEFAULT_BITS, most)])
     if speculation.method == "suffix":
         return SuffixProposer(
             most,

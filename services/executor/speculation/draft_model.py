@@ -33,6 +33,7 @@ MOST_CAPTURED = 16
 class DraftModel(ModelProposer):
     """A drafting model with its own KV cache."""
 
+    methods = ("draft_model",)
     lag = 0  # number of a row's last tokens without a position; if there are any, it waits for the target's step
 
     def __init__(self, target: Target, drafter: Model, max_draft_tokens: int, max_len: int) -> None:

@@ -14,6 +14,7 @@ from pagewire.config.values import drafts
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model, resolve_model
 from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.served_model import DUMMY
@@ -24,10 +25,14 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.group import Group
 from pagewire.services.executor.speculation.load_head import load_head
 from pagewire.services.executor.speculation.load_mtp import load_mtp
-from pagewire.services.executor.speculation.quantized_copy import quantized_copy
+from pagewire.services.executor.speculation.quantized_copy import quantized_copy, saved_bytes, shared_copy
 from pagewire.services.executor.step.limits import Limits
 
 logger = logging.getLogger(__name__)
+
+# A copy drafts by default if it takes at most this share of the free memory, and if more than this share of the model's
+# bytes are weights that the copy has in fewer bits.
+_MOST_OF_MEMORY, _LEAST_SAVED = 0.25, 0.5
 
 
 def load_drafter(
@@ -39,7 +44,11 @@ def load_drafter(
     group: Group,
 ) -> Model | None:
     """Returns the model that drafts for the target, or None. Raises StartupError or ModelLoadError."""
-    if speculation is None or speculation.method in LOOKUP_METHODS:
+    if speculation is None:
+        return None
+    if speculation.if_possible:
+        return copy_for_later(target, device, group)
+    if speculation.method in LOOKUP_METHODS:
         return None
     drafts.check(speculation, group.tensor.size, group.stage.count, on_cuda=device.type != "cpu")
     ranks = _ranks_of(speculation, group)
@@ -52,6 +61,25 @@ def load_drafter(
     name = speculation.model or speculation.method
     logger.info("%s drafts: weights of %s, ready in %.1f s", name, mib(own_bytes(drafter, target)), seconds)
     return drafter
+
+
+def copy_for_later(target: Model, device: torch.device, group: Group) -> OwnModel | None:
+    """Returns a copy that is rounded while no request waits (`IdleSelfDraft`), if memory allows it and the model would
+    read less."""
+    if not isinstance(target, OwnModel) or group.size > 1:
+        return None
+    own, replaced = saved_bytes(target, drafts.DEFAULT_BITS)
+    if replaced <= _LEAST_SAVED * target.weight_bytes:
+        return None
+    if own > (most := int(_MOST_OF_MEMORY * memory.available_bytes(device))):
+        logger.info("no copy of the model drafts: in 4 bits it takes %s, and may take %s here", mib(own), mib(most))
+        return None
+    logger.info(
+        "a copy of the model in %d bits drafts, too; it takes %s and is made while no request waits",
+        drafts.DEFAULT_BITS,
+        mib(own),
+    )
+    return shared_copy(target)
 
 
 def own_bytes(drafter: Model, target: Model) -> int:

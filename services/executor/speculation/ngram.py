@@ -22,6 +22,8 @@ from pagewire.services.executor.step.step import Step
 class NgramProposer(Proposer):
     """A proposer that looks up n-grams. On CUDA it drafts an arbitrary token if nothing is found."""
 
+    methods = ("ngram",)
+
     def __init__(self, max_draft_tokens: int, longest: int, shortest: int) -> None:
         """longest, shortest: numbers of last tokens to look for, see `ops.look_up_drafts`."""
         self.max_draft_tokens = max_draft_tokens
@@ -30,11 +32,11 @@ class NgramProposer(Proposer):
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:
-        if batch.num_samples is None:
+        if batch.num_samples is None or step.num_draft_tokens is None:
             return None
-        device = state.token_ids.device
-        asking = np.flatnonzero(batch.num_samples > 1)
-        rows, num_wanted = batch.sampled_rows[asking], batch.num_samples[asking] - 1
+        device, wanted = state.token_ids.device, step.num_draft_tokens[batch.sampled]
+        asking = np.flatnonzero(wanted)
+        rows, num_wanted = batch.sampled_rows[asking], wanted[asking]
         staged = upload(device, {"rows": rows.astype(np.int32), "num_wanted": num_wanted.astype(np.int32)})
         num_found = torch.empty(len(asking), dtype=torch.int64, device=device)
         known, bounds = state.columns.num_tokens, (self._longest, self._shortest)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from pagewire.config import model_refusals
 from pagewire.errors import StartupError
+from pagewire.kernels import ops
 from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.quantized import GroupedWeight, PackedGrouped, PackedWeight, pack
 from pagewire.kernels.quantized.packed import PackedFp8, PackedInt8, RoughGrouped, unpack
@@ -24,7 +25,7 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 GROUP_SIZE = 32  # inputs that share a scale and a minimum
 HEAD_BITS = 8  # minimum of the output projection: its loss affects every draft
-_CHUNK = 1 << 24  # weights that are rounded at a time
+_CHUNK = 1 << 20  # weights that are rounded at a time: a request that arrives meanwhile waits some 50 ms
 
 
 def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> OwnModel:
@@ -33,26 +34,57 @@ def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> O
 
     ranks: the ranks that split its layers. Raises StartupError if no weight would be smaller.
     """
+    twin = shared_copy(model, ranks)
+    bits_of = ((part, _bits_of(module, model, bits)) for module, _ in _pairs(model, twin) for part in module.parts)
+    if all(_is_rounded(*pair) for pair in bits_of):
+        raise StartupError(model_refusals.of_copy(bits))
+    for _ in rounding(twin, model, bits):
+        pass
+    return twin
+
+
+def shared_copy(model: OwnModel, ranks: Communicator = ALONE) -> OwnModel:
+    """Returns a copy that shares all tensors with the model, until `rounding` gives it its own weights."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor, _ in twins(model, model)}
     shared |= {id(layer): layer for layer in (*model.caching_layers, ranks)}
     twin: OwnModel = copy.deepcopy(model, shared)
-    is_smaller = False
-    for module, copied in _pairs(model, twin):
-        parts = [_rounded(part, _bits_of(module, model, bits)) for part in module.parts]
-        is_smaller |= any(new is not old for new, old in zip(parts, module.parts, strict=True))
-        copied.install(parts)
-    if not is_smaller:
-        raise StartupError(model_refusals.of_copy(bits))
     return twin
+
+
+def rounding(twin: OwnModel, model: OwnModel, bits: int, *, in_place: bool = False) -> Iterator[None]:
+    """Rounds the model's weights for its copy, a piece with each step of the iterator. in_place: the copy has rounded
+    weights already, and keeps their memory."""
+    for module, copied in _pairs(model, twin):
+        parts = list[PackedWeight]()
+        for part in module.parts:
+            parts.append((yield from _rounded(part, _bits_of(module, model, bits))))
+        if not in_place:
+            copied.install(parts)
+            continue
+        for target, part in zip(copied.parts, parts, strict=True):
+            for old, new in twins(target, part):
+                if old is not new:
+                    old.copy_(new)
 
 
 def refresh(twin: OwnModel, model: OwnModel, bits: int) -> None:
     """Rounds the model's new weights, in place."""
-    for module, copied in _pairs(model, twin):
-        for part, target in zip(module.parts, copied.parts, strict=True):
-            if target is not part:
-                for old, new in twins(target, _rounded(part, _bits_of(module, model, bits))):
-                    old.copy_(new)
+    for _ in rounding(twin, model, bits, in_place=True):
+        pass
+
+
+def saved_bytes(model: OwnModel, bits: int) -> tuple[int, int]:
+    """Returns the bytes of the weights that a copy would have of its own, and those of the dense weights that it would
+    not read."""
+    own = replaced = 0
+    for module in model.modules():
+        for part in module.parts if module.multiplies and not isinstance(module, Router) else ():
+            if isinstance(part, Dense | PackedDense):
+                num_weights = part.shape[0] * part.shape[1]
+                # Each group has a scale and a minimum of 16 bits.
+                own += num_weights * (_bits_of(module, model, bits) + 32 // GROUP_SIZE) // 8
+                replaced += part.nbytes
+    return own, replaced
 
 
 def _pairs(model: OwnModel, twin: OwnModel) -> Iterator[tuple[WeightModule, WeightModule]]:
@@ -67,14 +99,36 @@ def _bits_of(module: WeightModule, model: OwnModel, bits: int) -> int:
     return max(bits, HEAD_BITS) if is_head else bits
 
 
-def _rounded(part: PackedWeight, bits: int) -> PackedWeight:
-    if isinstance(part, PackedGrouped) and part.bits <= bits:
+def _is_rounded(part: PackedWeight, bits: int) -> bool:
+    return isinstance(part, PackedGrouped) and part.bits <= bits
+
+
+def _rounded(part: PackedWeight, bits: int) -> Generator[None, None, PackedWeight]:
+    if _is_rounded(part, bits):
         return part
     if isinstance(part, PackedGrouped | PackedInt8 | PackedFp8):
         stored = unpack(part)
         return _packed(round_to_nearest([stored.dequantize()], bits))
     assert isinstance(part, Dense | PackedDense), type(part)
-    return _packed(round_to_nearest(_rows(part, max(1, _CHUNK // part.shape[1])), bits))
+    tile = packed_layout.TILE
+    pieces = _rows(part, max(1, _CHUNK // (part.shape[1] * tile)) * tile)
+    if part.tensor.is_cuda or ops.cpu_backend() != "cpp":
+        return _packed(round_to_nearest(pieces, bits))
+    packed = list[PackedGrouped]()
+    for rows in pieces:
+        one = _packed(round_to_nearest([rows], bits))
+        assert isinstance(one, PackedGrouped)
+        packed.append(one)
+        yield
+    return _stacked(packed, part.shape)
+
+
+def _stacked(pieces: list[PackedGrouped], shape: tuple[int, int]) -> PackedGrouped:
+    """Returns one weight with the rows of all pieces, which are whole tiles in the layout "cpu"."""
+    first = pieces[0]
+    codes, scales = (torch.cat([getattr(one, name) for one in pieces]) for name in ("codes", "scales"))
+    offsets = torch.cat([one.offsets for one in pieces if one.offsets is not None])
+    return replace(first, shape=shape, codes=codes, scales=scales, offsets=offsets)
 
 
 def _rows(part: Dense | PackedDense, at_once: int) -> Iterator[Tensor]:

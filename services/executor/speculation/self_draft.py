@@ -8,7 +8,11 @@ state of a request in addition to the model's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
 
 from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
@@ -17,25 +21,34 @@ from pagewire.services.executor.graphs.capture_sizes import drafter_shapes
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.speculation.draft_steps import DraftSteps, Target
 from pagewire.services.executor.speculation.model_proposer import ModelProposer
-from pagewire.services.executor.speculation.quantized_copy import refresh
+from pagewire.services.executor.speculation.quantized_copy import refresh, rounding
 from pagewire.services.executor.step.step import Step
+
+logger = logging.getLogger(__name__)
+
+_END = object()
 
 
 class SelfDraft(ModelProposer):
     """A proposer that runs a quantized copy of the model, which shares the model's KV cache."""
+
+    methods = ("self",)
 
     def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
         """copy: the target's `quantized_copy` in this number of bits."""
         self.max_draft_tokens = max_draft_tokens
         self._target, self._copy, self._bits = target, copy, bits
 
-    def propose(self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables) -> None:
+    def propose(
+        self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
+    ) -> np.ndarray | None:
         if batch.num_samples is None or step.num_draft_tokens is None:
-            return
+            return None
         if self._steps is None:
             self._steps = DraftSteps(self._copy, self._target, state, block_tables)
         self._steps.start()
         self._steps.draft(step, batch, step.num_draft_tokens)
+        return None
 
     def graph_shapes(self, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
         return drafter_shapes(sizes, self._target.limits, 1)
@@ -43,3 +56,44 @@ class SelfDraft(ModelProposer):
     def on_other_weights(self) -> None:
         assert isinstance(self._target.model, OwnModel)
         refresh(self._copy, self._target.model, self._bits)
+
+
+class IdleSelfDraft(SelfDraft):
+    """The same with a copy that is rounded piece by piece while no request waits, so that a start takes no longer.
+    Until it is complete, nothing is drafted."""
+
+    _is_complete = False
+
+    def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
+        """copy: the target's `shared_copy`, which gets its weights in this number of bits."""
+        super().__init__(target, copy, bits, max_draft_tokens)
+        self._left: Iterator[None] | None = self._rounding()
+
+    def prefer(self, method: int) -> bool:
+        return self._left is None
+
+    def _rounding(self) -> Iterator[None]:
+        assert isinstance(self._target.model, OwnModel)
+        return rounding(self._copy, self._target.model, self._bits, in_place=self._is_complete)
+
+    def propose(
+        self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
+    ) -> np.ndarray | None:
+        if self._steps is None:  # so that its steps can be recorded before the first of them
+            self._steps = DraftSteps(self._copy, self._target, state, block_tables)
+        if self._left is None:
+            return super().propose(step, batch, state, block_tables)
+        return None if step.num_draft_tokens is None else np.zeros_like(step.num_draft_tokens)
+
+    @torch.inference_mode()
+    def record_missing(self) -> bool:
+        """Rounds a piece of the copy, then records the steps that it lacks."""
+        if self._left is None:
+            return super().record_missing()
+        if next(self._left, _END) is _END:
+            self._left, self._is_complete = None, True
+            logger.info("the copy of the model in %d bits is complete and drafts", self._bits)
+        return True
+
+    def on_other_weights(self) -> None:
+        self._left = self._rounding()

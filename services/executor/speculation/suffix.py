@@ -32,6 +32,8 @@ _NO_TOKENS = torch.empty(0, dtype=torch.int32)
 class SuffixProposer(Proposer):
     """A proposer for rows in memory that the host reads."""
 
+    methods = ("suffix",)
+
     def __init__(
         self, max_draft_tokens: int, *, max_depth: int, max_requests: int, factor: float, min_probability: float
     ) -> None:

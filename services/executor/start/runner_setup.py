@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.config.speculation import Speculation
+from pagewire.config.speculation import LOOKUP_METHODS, Speculation
+from pagewire.config.values.drafts import DEFAULT_BITS
 from pagewire.config.values.faults import parse_faults
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
@@ -21,7 +22,7 @@ from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.loading.weights.identity import model_key
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
-from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.models.protocol import Model, OwnModel
 from pagewire.services.executor.models.vision.vision_model import VisionModel
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.parallel.tokens import tokens_of
@@ -35,6 +36,7 @@ from pagewire.services.executor.speculation import draft_cache
 from pagewire.services.executor.speculation.build import make_proposer, why_not
 from pagewire.services.executor.speculation.draft_steps import Target
 from pagewire.services.executor.speculation.drafters import check_drafters, load_drafter, own_bytes
+from pagewire.services.executor.speculation.quantized_copy import saved_bytes
 from pagewire.services.executor.start import memory_profile
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.fault_injection import FaultyRunner
@@ -60,6 +62,7 @@ class Setup:
     group: Group = ALONE_GROUP
     graph_prompts: tuple[int, ...] = ()  # tokens of steps with prompts, like graph_sizes
     adapters: Adapters = NO_ADAPTERS
+    drafter: Model | None = None  # the model that drafts, if one does
 
     @cached_property
     def speculation(self) -> Speculation | None:
@@ -67,32 +70,40 @@ class Setup:
         speculation = Speculation.of(self.config)
         if speculation is None or not speculation.if_possible:
             return speculation
-        if reason := why_not(self.model, self.pooling, self.group, self.device):
-            logger.info("no tokens are drafted: %s", reason)
-            return None
-        most = speculation.num_speculative_tokens
-        logger.info("n-grams draft up to %d tokens at once; --spec-method none turns them off", most)
-        return speculation
+        return None if why_not(self.model, self.pooling, self.group, self.device) else speculation
 
-    @cached_property
-    def drafter(self) -> Model | None:
-        """The model that drafts, if one does."""
-        return load_drafter(self.speculation, self.config, self.model, self.limits, self.device, self.group)
-
-    def load_drafter(self) -> None:
-        """Raises StartupError (also if ranks have different weights), ModelLoadError or RankLost."""
-        if self.drafter is not None:
-            check_drafters(self.speculation, self.config, self.group)
+    def with_drafter(self) -> Setup:
+        """Returns the setup with the model that drafts, if one does. Raises StartupError (also if ranks have different
+        weights), ModelLoadError or RankLost."""
+        if (speculation := self.speculation) is None:
+            if reason := why_not(self.model, self.pooling, self.group, self.device):
+                logger.info("no tokens are drafted: %s", reason)
+            return self
+        if speculation.if_possible:
+            most = speculation.num_speculative_tokens
+            logger.info("n-grams draft up to %d tokens at once; --spec-method none turns them off", most)
+        drafter = load_drafter(speculation, self.config, self.model, self.limits, self.device, self.group)
+        if drafter is not None:
+            check_drafters(speculation, self.config, self.group)
+        return replace(self, drafter=drafter)
 
     @property
     def drafter_bytes(self) -> int:
         """Bytes of the drafting model's weights that it does not share with the target."""
-        return 0 if self.drafter is None else own_bytes(self.drafter, self.model)
+        return 0 if self.drafter is None else own_bytes(self.drafter, self.model) + self.later_bytes
+
+    @property
+    def later_bytes(self) -> int:
+        """Bytes that a copy of the model will take once it is made."""
+        if self.drafter is None or self.speculation is None or not self.speculation.if_possible:
+            return 0
+        assert isinstance(self.model, OwnModel)
+        return saved_bytes(self.model, DEFAULT_BITS)[0]
 
     def cache_bytes(self, num_blocks: int) -> int:
         """Returns the bytes of the KV cache, including that of a drafting model."""
         of_model = kv_cache.cache_bytes(self.model, num_blocks, self.limits)
-        if self.drafter is None or self.speculation is None or self.speculation.method == "self":
+        if self.drafter is None or self.speculation is None or self.speculation.method in (*LOOKUP_METHODS, "self"):
             return of_model
         return of_model + draft_cache.num_bytes(self.drafter, self.model, num_blocks, self.limits)
 
@@ -163,7 +174,8 @@ def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progres
     elif device.type == "cpu":
         usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
         usable_bytes = setup.cache_bytes(usable_blocks)
-        num_bytes = kv_cache.default_cpu_bytes(memory.available_cpu_bytes(), usable_bytes, config.cpu_share)
+        available = memory.available_cpu_bytes() - setup.later_bytes
+        num_bytes = kv_cache.default_cpu_bytes(available, usable_bytes, config.cpu_share)
     else:
         flag = "--gpu-memory-utilization"
         num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)

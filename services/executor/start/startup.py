@@ -117,9 +117,8 @@ def start_runner(
         if uses_graphs and not config.attention_split_size
         else (),
     )
-    if setup.speculation is not None:
-        with phases("drafter"):
-            setup.load_drafter()  # before the free memory is measured
+    with phases("drafter"):
+        setup = setup.with_drafter()  # before the free memory is measured
     if config.enable_lora:
         with phases("adapters"):
             # Behind the drafter: a copy of the model drafts without adapters.

@@ -22,7 +22,9 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
         runner.dummy_run(2, 2)
         runner.dummy_run(1, 1)  # a lone request finds its steps recorded
         if runner.max_draft_tokens:
-            runner.uniform_run(with_drafts(runner))
+            for method in reversed(range(len(runner.proposer.methods))):
+                runner.proposer.prefer(method)
+                runner.uniform_run(with_drafts(runner))
         return
     for num_reqs, num_tokens in warm_up_steps(runner.limits):
         runner.dummy_run(num_reqs, num_tokens)

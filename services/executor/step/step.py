@@ -85,6 +85,7 @@ class Step:
     finished_request_ids: Sequence[int] = ()
     new_requests: Sequence[NewRequest] = ()
     num_draft_tokens: np.ndarray | None = None  # int64 [n], of num_scheduled_tokens; None = none
+    draft_methods: np.ndarray | None = None  # int64 [n], the proposer's method for each; None = the first
     has_fixed_drafts: bool = False  # keeps their number even if a proposer finds fewer: only the shape counts
     slot_changes: Sequence[SlotChange] = ()
 

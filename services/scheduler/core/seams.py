@@ -34,6 +34,10 @@ class DraftPlan(Protocol):
     """The number of tokens that a step drafts for each request."""
 
     @property
+    def methods(self) -> Mapping[int, int]:
+        """The executor's method for each request, by id; by default the first."""
+
+    @property
     def is_empty(self) -> bool:
         """True if no request drafts."""
 

@@ -75,6 +75,8 @@ class StepBuilder:
         draft_budget = limits.draft_budget(len(runners))
         if draft_budget and (plan := rows.drafts.plan(runners)).is_empty:
             draft_budget = 0
+        if draft_budget:
+            step.draft_methods = plan.methods
         num_decodes = 0
         prefills: list[Request] = []
         for request in runners:

@@ -7,7 +7,7 @@ from pagewire.config.sampling_checks import resolve
 from pagewire.config.sampling_params import MAX_CACHE_SALT
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.service.request_output import RequestOutput
-from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, KVGroup, Weights
+from pagewire.services.scheduler.values.executor_info import Adapter, DraftMethod, ExecutorInfo, KVGroup, Weights
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep, StepClock, StepResult
@@ -189,7 +189,10 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         pipeline_stages=max(1, message.pipeline_stages),
         num_ranks=max(1, message.num_ranks),
         decode_costs=tuple((cost.num_tokens, cost.seconds) for cost in message.decode_costs),
-        draft_seconds=message.draft_seconds,
+        draft_methods=tuple(
+            DraftMethod(one.name, tuple((cost.num_tokens, cost.seconds) for cost in one.rounds), one.comes_later)
+            for one in message.draft_methods
+        ),
         draft_bounds=tuple((bound.num_requests, bound.max_draft_tokens) for bound in message.draft_bounds),
         max_adapters=message.max_adapters,
         adapters=tuple(map(to_adapter, message.adapters)),
@@ -254,7 +257,10 @@ def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2
     for slot, digest in step.adapter_slots:
         message.adapter_slots.add(slot=slot, digest=digest)
     if step.drafts_of:
-        message.num_draft_tokens.extend(step.num_draft_tokens)
+        by_id = {step.sampled[i].request_id: num_drafts for i, num_drafts in step.drafts_of.items()}
+        message.num_draft_tokens.extend(by_id.get(request_id, 0) for request_id in step.request_ids)
+        if step.draft_methods:
+            message.draft_methods.extend(step.draft_methods.get(request_id, 0) for request_id in step.request_ids)
     if step.new_requests:
         message.new_requests.extend(map(from_new_request, step.new_requests))
         if any(one.traceparent for one in traces):

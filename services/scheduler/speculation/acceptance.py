@@ -97,5 +97,5 @@ class Acceptance:
         return shares
 
 
-# The acceptance of live requests on all executors.
-Acceptances = WeakKeyDictionary[Request, Acceptance]
+# The acceptance of live requests on all executors, by the method's name.
+Acceptances = WeakKeyDictionary[Request, dict[str, Acceptance]]

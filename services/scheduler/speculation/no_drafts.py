@@ -1,6 +1,6 @@
 """The plan of an executor that drafts nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pagewire.services.scheduler.core.seams import DraftPlan
 from pagewire.services.scheduler.values.request import Request
@@ -11,6 +11,7 @@ class NoDrafts:
     """No request drafts."""
 
     is_empty = True
+    methods: Mapping[int, int] = {}
 
     def plan(self, runners: Sequence[Request]) -> DraftPlan:
         return self

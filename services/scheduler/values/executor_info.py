@@ -45,6 +45,15 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMethod:
+    """A way to draft, like `DraftMethod` of executor.proto."""
+
+    name: str
+    rounds: tuple[tuple[int, float], ...] = ()  # (requests, seconds) for a draft of each, requests rising
+    comes_later: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """The model of an executor, and its capacity."""
 
@@ -68,7 +77,7 @@ class ExecutorInfo:
     pipeline_stages: int = 1  # of its layers
     num_ranks: int = 1  # processes
     decode_costs: tuple[tuple[int, float], ...] = ()  # (tokens, seconds) of steps without prompts, tokens rising
-    draft_seconds: float = 0.0  # of its proposer, per token of the longest draft
+    draft_methods: tuple[DraftMethod, ...] = ()
     draft_bounds: tuple[tuple[int, int], ...] = ()  # (decoding requests, most drafts of each from there on)
     max_adapters: int = 0  # slots
     adapters: tuple[Adapter, ...] = ()  # that can be put into a slot

@@ -91,6 +91,7 @@ class ScheduledStep:
     epochs: list[int] = field(default_factory=list)  # [s]
     # Index into sampled -> how many of its scheduled tokens are drafts.
     drafts_of: dict[int, int] = field(default_factory=dict)
+    draft_methods: Mapping[int, int] = field(default_factory=dict)  # id -> the method of its drafts; none: the first
     # Not sent. Requests that yield a vector, in batch order, with the epoch; results have them after `sampled`.
     yielding: list[tuple[Request, int]] = field(default_factory=list)  # [v]
     # Not sent. The work of the step.
@@ -100,14 +101,6 @@ class ScheduledStep:
     def takes_more(self) -> bool:
         """True if another request may enter with the step, as its images still fit into a message."""
         return self.num_image_bytes < MAX_STEP_IMAGE_BYTES
-
-    @property
-    def num_draft_tokens(self) -> list[int]:
-        """The number of drafts of each request, [n]; empty if there are none."""
-        if not self.drafts_of:
-            return []
-        by_id = {self.sampled[i].request_id: num_drafts for i, num_drafts in self.drafts_of.items()}
-        return [by_id.get(request_id, 0) for request_id in self.request_ids]
 
     def check(self, result: "StepResult") -> None:
         """Raises InvalidResult unless the result belongs to this step, with at most the scheduled tokens of each

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagewire.services.executor.models.decoder import DecoderModel
-from pagewire.services.executor.runner.executor_info import DecodeCosts, ExecutorInfo
+from pagewire.services.executor.runner.executor_info import DecodeCosts, DraftMethod, ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.convert import (
     describe_response,
@@ -106,9 +106,13 @@ def test_describe_reports_how_much_is_drafted(model: DecoderModel) -> None:
 
 
 def test_describe_reports_the_costs_of_drafts(model: DecoderModel) -> None:
-    costs = DecodeCosts(((1, 0.5), (4, 0.75)), 0.125)
+    methods = DraftMethod("ngram", ((1, 0.125), (8, 0.25))), DraftMethod("self", comes_later=True)
+    costs = DecodeCosts(((1, 0.5), (4, 0.75)), methods)
     info = ExecutorInfo(1, "m", 96, 200, (2,), (), 8, 8, 128, "cpu", "float32", 1, 1, 5, costs, ((8, 2), (16, 0)))
     reported = to_executor_info(describe_response(info, first_weights(info)))
     assert reported.decode_costs == costs.steps
-    assert reported.draft_seconds == costs.draft_seconds
+    assert [(one.name, one.rounds, one.comes_later) for one in reported.draft_methods] == [
+        ("ngram", ((1, 0.125), (8, 0.25)), False),
+        ("self", (), True),
+    ]
     assert reported.draft_bounds == info.draft_bounds

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.costs.draft_costs import DraftCosts
+from pagewire.services.scheduler.costs.draft_costs import DraftCosts, Drafted
 from pagewire.services.scheduler.speculation.acceptance import Acceptance
 from pagewire.services.scheduler.speculation.speculation import Plan, Speculation
-from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.executor_info import DraftMethod, ExecutorInfo
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.services.scheduler.values.tenant import Tenant
@@ -87,7 +87,7 @@ def rate(
     in all. slower: steps with drafts take so many times what was measured. drafting: seconds for each token of the
     longest draft; told: what the executor has told of that. noise: of all steps' times. share_found: of the requests in
     a step, those for which there are drafts. asking: steps that ask for some take so much longer."""
-    info = replace(executor_info(measured or curve), draft_seconds=told)
+    info = replace(executor_info(measured or curve), draft_methods=(DraftMethod("drafts", ((1, told),)),))
     speculation, draw, noise_draw = Speculation(info), random.Random(3), random.Random(4)
     requests, lengths = [decoding(i) for i in range(num_streams)], [0] * num_streams
     seconds, in_flight = 0.0, deque[ScheduledStep]()
@@ -256,23 +256,44 @@ def test_a_line_stops_drafting_what_is_refused_and_its_work_is_what_was_computed
 
 
 def test_costs_lie_on_lines_between_what_was_measured() -> None:
-    costs = DraftCosts(((1, 0.010), (2, 0.012), (8, 0.018), (16, 0.034)), draft_seconds=0.003)
+    costs = DraftCosts(((1, 0.010), (2, 0.012), (8, 0.018), (16, 0.034)), [((1, 0.003),)])
     assert costs.plain(1) == pytest.approx(0.010)
     assert costs.plain(5) == pytest.approx(0.015)
     assert costs.plain(20) == pytest.approx(0.042)
-    assert costs.drafted(1, 4, 4) == pytest.approx(0.015 + 0.012)
+    assert costs.drafted(1, [Drafted(0, 4, 4)]) == pytest.approx(0.015 + 0.012)
 
 
 def test_costs_are_corrected_by_steps() -> None:
-    costs = DraftCosts(((1, 0.010), (8, 0.017)), draft_seconds=0.0)
+    costs = DraftCosts(((1, 0.010), (8, 0.017)), [((1, 0.0),)])
+    drafts = [Drafted(0, 4, 2)]
     for _ in range(100):
-        costs.learn(4, 0, 0, 2 * 0.013)  # contexts are long
-        costs.learn(4, 4, 2, 2 * 1.2 * 0.017)  # and drafts cost more than tokens do
-    assert costs.drafted(4, 4, 2) / costs.plain(4) == pytest.approx(1.2 * 0.017 / 0.013, rel=0.01)
+        costs.learn(4, [], 2 * 0.013)  # contexts are long
+        costs.learn(4, drafts, 2 * 1.2 * 0.017)  # and drafts cost more than tokens do
+    assert costs.drafted(4, drafts) / costs.plain(4) == pytest.approx(1.2 * 0.017 / 0.013, rel=0.01)
+
+
+def test_costs_of_a_method_and_a_size_say_nothing_of_others() -> None:
+    costs = DraftCosts(((1, 0.010), (8, 0.017)), [((1, 0.0),), ((1, 0.004), (8, 0.015))])
+    others = [(1, [Drafted(0, 4, 4)]), (8, [Drafted(1, 8, 1)])]
+    before = [costs.drafted(*other) for other in others]
+    for _ in range(100):
+        costs.learn(1, [], 0.010)
+        costs.learn(1, [Drafted(1, 2, 2)], 0.030)
+    assert costs.drafted(1, [Drafted(1, 2, 2)]) == pytest.approx(0.030, rel=0.01)
+    assert [costs.drafted(*other) for other in others] == before
+
+
+def test_both_methods_of_a_step_are_corrected() -> None:
+    costs = DraftCosts(((1, 0.010), (8, 0.017)), [((1, 0.0),), ((1, 0.004), (8, 0.006))])
+    drafts = [Drafted(0, 2, 2), Drafted(1, 2, 2)]
+    for _ in range(100):
+        costs.learn(2, [], 0.011)
+        costs.learn(2, drafts, 0.040)
+    assert costs.drafted(2, drafts) == pytest.approx(0.040, rel=0.01)
 
 
 def test_one_measured_size_is_enough_to_start_with() -> None:
-    assert DraftCosts(((1, 0.010),), 0.0).plain(8) == pytest.approx(0.010)
+    assert DraftCosts(((1, 0.010),)).plain(8) == pytest.approx(0.010)
 
 
 @settings(deadline=None)
