@@ -15,8 +15,9 @@ from typing import Any
 
 import grpc
 
+from pagewire.services.scheduler.service.convert import from_step
 from pagewire.services.scheduler.values.executor_info import KVGroup
-from pagewire.services.scheduler.values.step import StepResult
+from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
 from pagewire.wire.status.executor_failures import ExecutorFailure

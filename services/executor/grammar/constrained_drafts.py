@@ -120,6 +120,9 @@ class ConstrainedDrafts(Proposer):
     def on_other_weights(self) -> None:
         self._proposer.on_other_weights()
 
+    def prepare(self) -> bool:
+        return self._proposer.prepare()
+
     def record_missing(self) -> bool:
         return self._proposer.record_missing()
 

@@ -290,6 +290,8 @@ class ModelRunner:
     def record_missing(self) -> bool:
         """Runs an empty step of a shape that is not recorded yet. May be called between steps, also while requests
         have rows. Returns False if there is no such shape. Not for several stages: others would have to take part."""
+        if self.proposer.prepare():
+            return True
         if self._stage is not NO_EXCHANGE or (shape := self._graphs.missing()) is None:
             return self.proposer.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)

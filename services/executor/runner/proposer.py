@@ -56,6 +56,11 @@ class Proposer:
 
     # For a proposer with its own model, which launches steps in addition to the target's.
 
+    def prepare(self) -> bool:
+        """Prepares a part of what it was not given time for at start, for some 0.1 s. Returns False if nothing is
+        left."""
+        return False
+
     def record_missing(self) -> bool:
         """Records a missing step of its model, as `ModelRunner.record_missing` does."""
         return False

@@ -25,7 +25,7 @@ from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 
 GROUP_SIZE = 32  # inputs that share a scale and a minimum
 HEAD_BITS = 8  # minimum of the output projection: its loss affects every draft
-_CHUNK = 1 << 20  # weights that are rounded at a time: a request that arrives meanwhile waits some 50 ms
+_CHUNK = 1 << 20  # weights that are rounded at a time, in a few dozen milliseconds
 
 
 def quantized_copy(model: OwnModel, bits: int, ranks: Communicator = ALONE) -> OwnModel:

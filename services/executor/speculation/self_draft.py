@@ -9,6 +9,7 @@ state of a request in addition to the model's.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,7 +27,8 @@ from pagewire.services.executor.step.step import Step
 
 logger = logging.getLogger(__name__)
 
-_END = object()
+# A request that arrives while a copy is made waits for a piece that takes this long.
+_PIECE_S = 0.1
 
 
 class SelfDraft(ModelProposer):
@@ -63,6 +65,7 @@ class IdleSelfDraft(SelfDraft):
     Until it is complete, nothing is drafted."""
 
     _is_complete = False
+    _seconds = 0.0  # of the device's thread
 
     def __init__(self, target: Target, copy: OwnModel, bits: int, max_draft_tokens: int) -> None:
         """copy: the target's `shared_copy`, which gets its weights in this number of bits."""
@@ -86,14 +89,20 @@ class IdleSelfDraft(SelfDraft):
         return None if step.num_draft_tokens is None else np.zeros_like(step.num_draft_tokens)
 
     @torch.inference_mode()
-    def record_missing(self) -> bool:
-        """Rounds a piece of the copy, then records the steps that it lacks."""
+    def prepare(self) -> bool:
         if self._left is None:
-            return super().record_missing()
-        if next(self._left, _END) is _END:
-            self._left, self._is_complete = None, True
-            logger.info("the copy of the model in %d bits is complete and drafts", self._bits)
+            return False
+        started = time.thread_time()
+        for _ in self._left:
+            if (taken := time.thread_time() - started) > _PIECE_S:
+                self._seconds += taken
+                return True
+        self._left, self._is_complete = None, True
+        logger.info("the copy of the model in %d bits drafts; making it took %.1f s", self._bits, self._seconds)
         return True
+
+    def record_missing(self) -> bool:
+        return self._left is None and super().record_missing()
 
     def on_other_weights(self) -> None:
         self._left = self._rounding()

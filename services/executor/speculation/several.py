@@ -57,6 +57,9 @@ class SeveralProposers(Proposer):
         for proposer in self._proposers:
             proposer.on_other_weights()
 
+    def prepare(self) -> bool:
+        return any(proposer.prepare() for proposer in self._proposers)
+
     def record_missing(self) -> bool:
         return any(proposer.record_missing() for proposer in self._proposers)
 
