@@ -8,7 +8,7 @@ rely on: a wrong block table, a wrong prefix hit, a lost or repeated token or a 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Any
@@ -435,7 +435,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         with. checkpoints: which others can be loaded, with digests.
 
         adapters: names of those that it starts with, with digests. adapter_files: paths of those that can be loaded,
-        and names in --lora-dir, with digests; a digest "bad" is refused."""
+        with digests; a digest "bad" is refused. --lora-dir is /ad."""
         self.adapter_files = {} if adapter_files is None else adapter_files
         self.adapters = {
             digest: common_pb2.Adapter(name=name, path=f"/{name}", digest=digest, rank=8)
@@ -443,6 +443,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         }
         self.has_been_asked_for_adapter, self.has_unloaded = asyncio.Event(), asyncio.Event()
         self.adapter_loads: list[common_pb2.Adapter] = []  # that it was asked for
+        self.read_adapters = set[tuple[str, str]]()  # paths and digests
+        self.hidden_adapters = set[tuple[str, str]]()  # paths and digests
         self.may_load_adapter = asyncio.Event()
         self.may_load_adapter.set()
         self.weights = executor_pb2.Weights(version=weights_version, digest=weights_version, model=model)
@@ -515,7 +517,17 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             weights=self.weights,
             max_adapters=self.executor.max_adapters,
             adapters=self.adapters.values(),
+            adapter_directory="/ad",
+            found_adapters=self._found_adapters(),
         )
+
+    def _found_adapters(self) -> Iterator[executor_pb2.FoundAdapter]:
+        for path, digest in self.adapter_files.items():
+            if path.startswith("/ad/") and (path, digest) not in self.hidden_adapters:
+                is_read = digest in self.adapters
+                problem = "it is for another model" if digest == "bad" and (path, digest) in self.read_adapters else ""
+                name = path.removeprefix("/ad/")
+                yield executor_pb2.FoundAdapter(name=name, path=path, digest=digest if is_read else "", problem=problem)
 
     async def LoadAdapter(
         self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
@@ -526,23 +538,29 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         await self.may_load_adapter.wait()
         if wanted.digest in self.adapters:  # it is in memory
             return executor_pb2.LoadAdapterResponse(adapter=wanted)
-        digest = self.adapter_files.get(wanted.path or wanted.name)
+        digest = self.adapter_files.get(wanted.path)
         if digest is None:
-            raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"nothing is at {wanted.path or wanted.name}")
+            raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"nothing is at {wanted.path}")
+        self.read_adapters.add((wanted.path, digest))
         if digest == "bad":
             raise rpc.RpcError(grpc.StatusCode.INVALID_ARGUMENT, "it is for another model")
         if wanted.digest not in ("", digest):
             raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{wanted.path} has other contents now")
-        found = common_pb2.Adapter(
-            name=wanted.name, path=wanted.path or wanted.name, digest=digest, rank=8, number=wanted.number
-        )
+        found = common_pb2.Adapter(name=wanted.name, path=wanted.path, digest=digest, rank=8, number=wanted.number)
         self.adapters[digest] = found
+        self.hidden_adapters.discard((wanted.path, digest))
         self.executor.loaded_adapters.add(digest)
         return executor_pb2.LoadAdapterResponse(adapter=found)
 
     async def UnloadAdapter(
         self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.UnloadAdapterResponse:
+        if not request.digest:
+            for adapter in self.adapters.values():
+                adapter.name = "" if adapter.name == request.name else adapter.name
+            path = f"/ad/{request.name}"
+            self.hidden_adapters.add((path, self.adapter_files.get(path, "")))
+            return executor_pb2.UnloadAdapterResponse()
         if (known := self.adapters.get(request.digest)) is not None and request.name in ("", known.name):
             del self.adapters[request.digest]
         if not request.name:

@@ -21,7 +21,6 @@ from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
-from pagewire.v1.common_pb2 import Adapter
 from pagewire.wire import rpc
 
 TOKEN_ID = 504  # " is" in the vocabulary of the default model
@@ -87,16 +86,14 @@ def start(step_s: float) -> tuple[Any, ExecutorInfo]:
 class Feature:
     """Grammars, weights and adapters, of which there is nothing to say."""
 
-    num_slots = 0
-
     async def attach(self, step: Step) -> Step:
         return step
 
     async def in_force(self) -> executor_pb2.Weights:
         return executor_pb2.Weights(version="1", model="scripted")
 
-    def given(self) -> list[Adapter]:
-        return []
+    async def describe(self) -> executor_pb2.DescribeResponse:
+        return executor_pb2.DescribeResponse()
 
 
 async def serve(address: str, step_s: float) -> None:

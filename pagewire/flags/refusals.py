@@ -21,6 +21,7 @@ from pagewire.config.profiles import runs_on_cuda
 from pagewire.config.ray import RayConfig
 from pagewire.config.shared import KeysConfig
 from pagewire.config.speculation import Speculation
+from pagewire.config.values import adapters as of_adapters
 from pagewire.config.values import drafts as of_drafts
 from pagewire.config.values import executor as of_executor
 from pagewire.config.values import executor_config
@@ -30,7 +31,7 @@ from pagewire.config.values import tokenizer as of_tokenizer
 from pagewire.config.values.kv_events import kv_events_config
 from pagewire.config.values.texts import addresses
 from pagewire.errors import StartupError
-from pagewire.files.models import check_name, is_of_hub
+from pagewire.files.models import check_name, default_served_name, is_of_hub
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.files.writing import check_directory
 from pagewire.flags import ports
@@ -77,6 +78,7 @@ def refusals(
         checks += [lambda: _check_executor(config), lambda: _check_drafts(config), lambda: _check_model(config)]
     if isinstance(config, ServeConfig):
         checks += [lambda: local_executors.devices(config), lambda: _check_sockets(config)]
+        checks.append(lambda: _check_adapters(config))
     for one in checks:
         try:
             one()
@@ -138,6 +140,11 @@ def _check_sockets(config: ServeConfig) -> None:
         directory = Path(config.uds_dir).expanduser().resolve()
         check_directory("--uds-dir", directory)
         check_socket_directory(directory, socket_names(local_executors.names(config)))
+
+
+def _check_adapters(config: ServeConfig) -> None:
+    of_model = of_tokenizer.served_names(config.served_model_name or default_served_name(config.model))
+    of_adapters.check_names(config.lora_modules, of_model)
 
 
 def _check_text(config: TokenizerConfig) -> None:

@@ -17,6 +17,8 @@ _LoadRequest = admin_pb2.AdminServiceLoadAdapterRequest
 _Loaded = admin_pb2.AdminServiceLoadAdapterResponse
 _Unloaded = admin_pb2.AdminServiceUnloadAdapterResponse
 _Answer = TypeVar("_Answer")
+# Names in the message about one that does not exist.
+_MAX_SHOWN = 20
 
 
 class ServedModels:
@@ -29,8 +31,8 @@ class ServedModels:
 
     @property
     def adapters(self) -> Sequence[Adapter]:
-        """The adapters that are known."""
-        return list(self._link.adapters.values())
+        """The adapters that requests may name: not those with a name of the model."""
+        return [adapter for name, adapter in self._link.adapters.items() if name not in self.names]
 
     def label(self, name: str) -> str:
         """Returns the name for metrics: that of the model unless it is a known adapter's."""
@@ -50,27 +52,28 @@ class ServedModels:
         if digest:
             return Adapter(name=bare, digest=digest)
         await self._link.wait_for_model()
-        if (known := self._link.adapters.get(bare)) is not None:
-            return known
-        if (found := await self._look_up(bare)) is None:
+        known, why = self._link.adapters.get(bare), ""
+        if known is not None and not known.digest:  # it was found, and not loaded yet
+            known, why = await self._look_up(bare)
+        if known is None:
             served = [*self.names, *self._link.adapters]
-            raise RpcError(
-                grpc.StatusCode.NOT_FOUND, f"the model {name!r} does not exist; served here: {', '.join(served)}"
-            )
-        return found
+            more = f" and {len(served) - _MAX_SHOWN} more" if len(served) > _MAX_SHOWN else ""
+            what = f"the model {name!r:.100} does not exist; served here: {', '.join(served[:_MAX_SHOWN])}{more}"
+            raise RpcError(grpc.StatusCode.NOT_FOUND, why or what)
+        return known
 
-    async def _look_up(self, name: str) -> Adapter | None:
-        """Asks the schedulers for an adapter; if one has it, all have it afterwards."""
+    async def _look_up(self, name: str) -> tuple[Adapter | None, str]:
+        """Asks the schedulers for an adapter; if one has it, all have it afterwards. None: with the reason."""
         request = _LoadRequest(name=name)
         outcomes = await self._outcomes(lambda stub: stub.LoadAdapter(request))
         found = [outcome.adapter for outcome in outcomes if not isinstance(outcome, RpcError)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, RpcError)]
         if found and errors:
-            return (await self._load(_LoadRequest(name=name, path=found[0].path))).adapter
+            return (await self._load(_LoadRequest(name=name, path=found[0].path))).adapter, ""
         for error in errors:
             if error.code not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
                 raise error
-        return found[0] if found else None
+        return (found[0], "") if found else (None, errors[0].message)
 
     async def check_is_model(self, name: str) -> None:
         """Raises RpcError for an adapter, or a name that does not exist."""

@@ -16,7 +16,7 @@ from tests.fakes import FakeExecutor, FakeExecutorServicer, serve_fake_executor
 
 # The vocabulary is that of the built-in model, so its tokenizer makes text of the tokens.
 VOCAB_SIZE, EOS_TOKEN_ID = 49152, 2
-ADAPTERS = {"/a": "a" * 64, "/b": "b" * 64, "found": "f" * 64}  # path, or name in --lora-dir -> digest
+ADAPTERS = {"/a": "a" * 64, "/b": "b" * 64, "/ad/found": "f" * 64}  # path -> digest
 
 
 def make_executor() -> FakeExecutor:

@@ -1,10 +1,12 @@
 """The values of the flags of adapters (LoRA)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from json import JSONDecoder
+from pathlib import Path
 from typing import NamedTuple
 
 from pagewire.config.executor import ExecutorConfig
+from pagewire.config.values.adapter_names import RULE, is_adapter_name
 from pagewire.errors import StartupError
 
 
@@ -37,6 +39,8 @@ def lora_modules(text: str) -> list[LoraModule]:
                 "--lora-modules: expected NAME=PATH, or a JSON object with name, path and perhaps base_model_name, "
                 f"got {text!r:.200}"
             )
+        if not is_adapter_name(module.name):
+            raise StartupError(f"--lora-modules: the name {module.name!r:.100} cannot be used: {RULE}")
         if module.name in (other.name for other in found):
             raise StartupError(f"--lora-modules: {module.name!r:.100} is given twice; give each adapter its own name")
         found.append(module)
@@ -50,8 +54,21 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
         for name in ("lora_modules", "lora_dir", "lora_experts"):
             if getattr(config, name):
                 yield f"--{name.replace('_', '-')}: adapters are not served; add --enable-lora"
+    is_here = config.distributed_executor_backend != "ray"
+    if config.lora_dir is not None and is_here and not Path(config.lora_dir).is_dir():
+        yield f"--lora-dir {config.lora_dir}: there is no such directory; make it, or leave the flag out"
     if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         yield (
             f"--max-cpu-loras {config.max_cpu_loras}: --max-loras {config.max_loras} adapters are in use at once; give "
             "at least as many"
         )
+
+
+def check_names(modules: str | None, of_model: Collection[str]) -> None:
+    """Raises StartupError for an adapter of --lora-modules with a name of the model."""
+    for module in lora_modules(modules or ""):
+        if module.name in of_model:
+            raise StartupError(
+                f"--lora-modules: {module.name} is the name of the model; give the adapter another one, or the model "
+                "with --served-model-name"
+            )

@@ -149,7 +149,7 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Forgets an adapter: no later step puts it into a slot. Unknown ones are ignored.
+        """Forgets an adapter: no later step puts it into a slot. Or takes a name away. Unknown ones are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

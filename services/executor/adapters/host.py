@@ -120,6 +120,17 @@ class HostAdapters:
         self._report()
         return [] if held is None else [held]
 
+    def forget_name(self, name: str) -> None:
+        """Takes a name away. What it stood for stays, without a name."""
+        named = [adapter for key, adapter in self._given.items() if key[0] == name]
+        self._given = {key: adapter for key, adapter in self._given.items() if key[0] != name}
+        for adapter in named:
+            if self.origin(adapter.digest) is None:
+                nameless = Adapter()
+                nameless.CopyFrom(adapter)
+                nameless.name = ""
+                self.give(nameless)
+
     def _report(self) -> None:
         metrics.ADAPTERS.set(len(self._held))
         metrics.ADAPTER_HOST_BYTES.set(sum(adapter.nbytes for adapter in self._held.values()))

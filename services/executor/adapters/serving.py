@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 
 from pagewire.errors import StartupError
 from pagewire.services.executor.adapters import metrics
+from pagewire.services.executor.adapters.directory import Directory
 from pagewire.services.executor.adapters.host import HostAdapter
 from pagewire.services.executor.adapters.loading import Read, described
 from pagewire.services.executor.adapters.low_rank import AdapterError
@@ -24,6 +24,7 @@ from pagewire.services.executor.service.replacement import step_back
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.step import NewRequest, SlotChange, Step
 from pagewire.v1.common_pb2 import Adapter
+from pagewire.v1.executor_pb2 import DescribeResponse
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
@@ -37,56 +38,69 @@ class ServedAdapters:
     def __init__(
         self, slots: Adapters, read: Read, directory: str | None = None, drop: Callable[[str], None] | None = None
     ) -> None:
-        """slots: the runner's. directory: where adapters without a path are, under their names. drop: lets the other
-        ranks forget contents that no step needs any more."""
+        """slots: the runner's. directory: in which adapters are looked for. drop: lets the other ranks forget contents
+        that no step needs any more."""
         self._slots = slots if isinstance(slots, AdapterSlots) else None
         self._read = read
-        self._directory = directory
+        self._directory = None if directory is None else Directory(directory)
         self._drop = drop
         self._leaving: dict[str, weakref.ref[HostAdapter]] = {}  # by digest: steps may still hold them
         self._reading = asyncio.Lock()  # one adapter after the other
         self._reader = ThreadPoolExecutor(1, "adapters", initializer=step_back)
+        self._looker = ThreadPoolExecutor(1, "adapter-directory", initializer=step_back)
         self._unread: dict[int, Failure] = {}  # by slot: why it holds nothing
         self._ahead: asyncio.Task[None] | None = None  # reads what a later step needs
 
-    @property
-    def num_slots(self) -> int:
-        return 0 if self._slots is None else self._slots.num_slots
-
-    def given(self) -> list[Adapter]:
-        return [] if self._slots is None else self._slots.host.given()
+    async def describe(self) -> DescribeResponse:
+        if self._slots is None:
+            return DescribeResponse()
+        given = self._slots.host.given()
+        response = DescribeResponse(max_adapters=self._slots.num_slots, adapters=given)
+        if (directory := self._directory) is not None:
+            found = await asyncio.get_running_loop().run_in_executor(self._looker, directory.look)
+            response.adapter_directory = directory.path
+            response.found_adapters.extend(found)
+        return response
 
     async def load(self, wanted: Adapter) -> Adapter:
         if self._slots is None:
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, _NO_SLOTS)
-        located = self._located(wanted)
         # The caller may disconnect meanwhile.
-        found = described(located, await asyncio.shield(asyncio.create_task(self._held(self._slots, located))))
+        found = described(wanted, await asyncio.shield(asyncio.create_task(self._held(self._slots, wanted))))
         self._slots.host.give(found)
         if wanted.digest:  # a request with these contents waits
             self._slots.host.expect(found.digest)
             self._read_ahead()
+        if self._directory is not None:
+            self._directory.show(wanted.name)
         return found
 
     def unload(self, digest: str, name: str) -> None:
-        """Forgets contents. name: only that it was given for them, if others were as well; empty: under all names."""
-        if self._slots is not None:
+        """Forgets contents. name: only that it was given for them, if others were as well; empty: under all names.
+        digest: empty: only takes the name away."""
+        if self._slots is None:
+            return
+        if digest:
             self._leave(self._slots.host.forget(digest, name))
+        else:
+            self._slots.host.forget_name(name)
+            if self._directory is not None:
+                self._directory.hide(name)
 
-    def _located(self, wanted: Adapter) -> Adapter:
-        """Returns what is wanted with a path. Raises RpcError."""
-        located = Adapter()
-        located.CopyFrom(wanted)
-        if wanted.path:
-            return located
-        if self._directory is None:
-            message = f"the adapter {wanted.name!r:.100} has no path, and there is no --lora-dir to find it in"
-            raise RpcError(grpc.StatusCode.NOT_FOUND, message)
-        if wanted.name in ("", "..") or Path(wanted.name).name != wanted.name or "\0" in wanted.name:
-            message = f"{wanted.name!r:.100} is no name of a file in --lora-dir; give the name of one, without slashes"
-            raise RpcError(grpc.StatusCode.NOT_FOUND, message)
-        located.path = str(Path(self._directory) / wanted.name)
-        return located
+    def _read_located(self, slots: AdapterSlots, located: Adapter) -> HostAdapter:
+        """Reads an adapter; if it lies in the directory, notes the outcome there."""
+        directory, name = self._directory, None
+        if directory is None or (name := directory.name_of(located.path)) is None:
+            return self._read(slots, located)
+        stamp = directory.stamp(name)
+        try:
+            adapter = self._read(slots, located)
+        except (AdapterError, StartupError) as error:
+            directory.on_read(name, stamp, problem=str(error))
+            logger.warning("the adapter %s in --lora-dir cannot be served until its files change: %s", name, error)
+            raise
+        directory.on_read(name, stamp, adapter.digest)
+        return adapter
 
     async def _held(self, slots: AdapterSlots, located: Adapter) -> HostAdapter:
         """Returns an adapter that is in memory now. Raises RpcError."""
@@ -98,7 +112,9 @@ class ServedAdapters:
             self._leaving.pop(located.digest, None)
             started = time.perf_counter()
             try:
-                adapter = await asyncio.get_running_loop().run_in_executor(self._reader, self._read, slots, located)
+                adapter = await asyncio.get_running_loop().run_in_executor(
+                    self._reader, self._read_located, slots, located
+                )
             except FileNotFoundError as error:
                 raise RpcError(grpc.StatusCode.NOT_FOUND, str(error)) from error
             except MemoryError as error:
@@ -176,4 +192,5 @@ class ServedAdapters:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._reader, self._looker):
+            threads.shutdown(wait=False, cancel_futures=True)

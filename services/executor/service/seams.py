@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from pagewire.services.executor.step.step import Step
 from pagewire.v1.common_pb2 import Adapter, Grammar
-from pagewire.v1.executor_pb2 import Weights
+from pagewire.v1.executor_pb2 import DescribeResponse, Weights
 
 
 class Grammars(Protocol):
@@ -44,18 +44,14 @@ class WeightVersions(Protocol):
 class AdapterVersions(Protocol):
     """The adapters that were given, and the slots for them. Used on the event loop."""
 
-    @property
-    def num_slots(self) -> int:
-        """Returns how many adapters the requests of one step may have; 0 = none."""
-
-    def given(self) -> list[Adapter]:
-        """Returns those that were loaded and not forgotten."""
+    async def describe(self) -> DescribeResponse:
+        """Returns a description with the fields about adapters: slots, those that were given, those to be found."""
 
     async def load(self, wanted: Adapter) -> Adapter:
         """Makes an adapter ready for a slot, and returns its full description. Raises RpcError."""
 
     def unload(self, digest: str, name: str) -> None:
-        """Forgets an adapter, or only that it was given under a name."""
+        """Forgets an adapter, or only that it was given under a name, or, without a digest, only the name."""
 
     async def attach(self, step: Step) -> Step:
         """Returns the step with the adapters that it puts into slots, and with a failure for each new request if

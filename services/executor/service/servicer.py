@@ -66,8 +66,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> executor_pb2.DescribeResponse:
         info, features = await self._loaded(), await self._features()
         response = convert.describe_response(info, await features.weights.in_force())
-        response.max_adapters = features.adapters.num_slots
-        response.adapters.extend(features.adapters.given())
+        response.MergeFrom(await features.adapters.describe())
         return response
 
     async def LoadWeights(

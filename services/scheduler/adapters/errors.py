@@ -2,12 +2,21 @@
 
 import grpc
 
+from pagewire.config.values.adapter_names import RULE, is_adapter_name
 from pagewire.wire.rpc import RpcError
+
+
+def check_name(name: str) -> None:
+    """Raises RpcError (INVALID_ARGUMENT) for a name that no adapter can have."""
+    if not is_adapter_name(name):
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"name: {RULE}", [("name", f"name: {RULE}")])
 
 
 def not_found(name: str, why: str = "") -> RpcError:
     """Returns the status of a name that stands for nothing. why: the executor's reason."""
-    return RpcError(grpc.StatusCode.NOT_FOUND, f"the adapter {name!r} does not exist" + (f": {why}" if why else ""))
+    return RpcError(
+        grpc.StatusCode.NOT_FOUND, f"the adapter {name!r:.100} does not exist" + (f": {why}" if why else "")
+    )
 
 
 def unserved() -> RpcError:

@@ -1,6 +1,7 @@
 """The adapters that requests may name, as executors report them and operators change them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pagewire.services.scheduler.values.executor_info import Adapter
 
@@ -54,10 +55,14 @@ class Registry:
             self._known.setdefault(adapter.digest, adapter)
             current = self._named.get(adapter.name)
             is_newer = current is None or adapter.number > current.number
-            if is_newer and adapter.number > self._removed.get(adapter.name, -1):
+            if adapter.name and is_newer and not self.is_removed(adapter):
                 self._named[adapter.name] = adapter
                 has_changed = True
         return has_changed
+
+    def is_removed(self, adapter: Adapter) -> bool:
+        """Returns whether the name of a reported adapter was taken away since it was given."""
+        return adapter.number <= self._removed.get(adapter.name, -1)
 
     def put(self, adapter: Adapter) -> None:
         """Lets a name stand for this adapter, which all executors have."""
@@ -66,10 +71,14 @@ class Registry:
         self._removed.pop(adapter.name, None)
 
     def remove(self, name: str) -> Adapter | None:
-        """Takes a name away; returns what it stood for. Executors may still report it."""
+        """Takes a name away; returns what it stood for. A lost executor may still report it."""
         adapter = self._named.pop(name, None)
         if adapter is not None:
             self._removed[name] = self._last_number
+            for digest, known in self._known.items():
+                if known.name == name:
+                    other = next((one for one in self._named.values() if one.digest == digest), None)
+                    self._known[digest] = other or replace(known, name="")
             if len(self._removed) > _MAX_REMOVED:
                 del self._removed[next(iter(self._removed))]
         return adapter

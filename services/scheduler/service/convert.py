@@ -7,7 +7,14 @@ from pagewire.config.sampling_checks import resolve
 from pagewire.config.sampling_params import MAX_CACHE_SALT
 from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.service.request_output import RequestOutput
-from pagewire.services.scheduler.values.executor_info import Adapter, DraftMethod, ExecutorInfo, KVGroup, Weights
+from pagewire.services.scheduler.values.executor_info import (
+    Adapter,
+    DraftMethod,
+    ExecutorInfo,
+    FoundAdapter,
+    KVGroup,
+    Weights,
+)
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import NewRequest, ScheduledStep, StepClock, StepResult
@@ -196,6 +203,10 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         draft_bounds=tuple((bound.num_requests, bound.max_draft_tokens) for bound in message.draft_bounds),
         max_adapters=message.max_adapters,
         adapters=tuple(map(to_adapter, message.adapters)),
+        adapter_directory=message.adapter_directory,
+        found_adapters=tuple(
+            FoundAdapter(one.name, one.path, one.digest, one.problem) for one in message.found_adapters
+        ),
     )
 
 

@@ -43,6 +43,21 @@ class Adapter:
     base_model: str = ""
     number: int = 0
 
+    @property
+    def label(self) -> str:
+        """The name for messages: it may have lost its own."""
+        return self.name or self.digest[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAdapter:
+    """An adapter in the directory of an executor, like `FoundAdapter` of executor.proto."""
+
+    name: str
+    path: str
+    digest: str = ""
+    problem: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftMethod:
@@ -81,6 +96,8 @@ class ExecutorInfo:
     draft_bounds: tuple[tuple[int, int], ...] = ()  # (decoding requests, most drafts of each from there on)
     max_adapters: int = 0  # slots
     adapters: tuple[Adapter, ...] = ()  # that can be put into a slot
+    adapter_directory: str = ""  # in which it looks for others
+    found_adapters: tuple[FoundAdapter, ...] = ()
 
     @property
     def max_num_tokens(self) -> int:

@@ -48,6 +48,19 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = [
+    (
+        "dense --enable-lora --lora-modules ../x=/ad/x",
+        "--lora-modules: the name '../x' cannot be used: use up to 255 letters, digits and ._:+@/-, with a letter or "
+        "digit first and no parts . or ..",
+    ),
+    ("dense --enable-lora --lora-modules a/../x=/ad/x", "--lora-modules: the name 'a/../x' cannot be used: use up to"),
+    (f"dense --enable-lora --lora-modules {'x' * 1000}=/ad/x", f"the name '{'x' * 99} cannot be used: use up to 255"),
+    ("dense --enable-lora --lora-modules dense=/ad/x", "--lora-modules: dense is the name of the model; give the"),
+    (
+        "dense --enable-lora --served-model-name a,b --lora-modules b=/ad/x",
+        "--lora-modules: b is the name of the model; give the adapter another one, or the model with",
+    ),
+    ("dense --enable-lora --lora-dir nothing", "--lora-dir nothing: there is no such directory; make it, or leave"),
     ("m.gguf --quantization awq", "--quantization awq: the checkpoint is quantized with gguf; leave the flag out"),
     ("m.gguf --quantization fp8", "--quantization fp8: the checkpoint is quantized with gguf; leave the flag out"),
     ("dense -q gptq", "--quantization gptq: the checkpoint is not quantized; leave the flag out"),

@@ -85,7 +85,10 @@ class FakeScheduler(SchedulerLinkServiceServicer):
             kind=self.kind,
             labels=self.labels,
             vector_size=len(self.labels) or self.vector_size,
-            adapters=[adapter_of(name, digest) for name, digest in self.adapters.items()],
+            adapters=[
+                *(adapter_of(name, digest) for name, digest in self.adapters.items()),
+                *(adapter_of(name, "") for name in self.adapter_files.keys() - self.adapters.keys() if "/" not in name),
+            ],
         )
         yield SchedulerLinkServiceConnectResponse(hello=info)
 

@@ -1,7 +1,7 @@
 """Adapters in the service: names, loading on all executors, pinned contents, recovery."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,19 @@ import grpc
 import pytest
 
 from pagewire.services.scheduler.adapters import adapters as module
+from pagewire.services.scheduler.adapters import names as names_module
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission
 
 VOCAB = 1000
-FILES = {"/a": "aa", "/b": "bb", "/bad": "bad", "unfit": "bad", "found": "ff"}
+FILES = {"/a": "aa", "/b": "bb", "/bad": "bad"}
+DIRECTORY = {"/ad/unfit": "bad", "/ad/found": "ff"}
 
 
 def executor(
-    adapters: dict[str, str] | None = None, *, files: dict[str, str] = FILES, **options: Any
+    adapters: Mapping[str, str] | None = None, *, files: Mapping[str, str] = FILES, **options: Any
 ) -> FakeExecutorServicer:
     return FakeExecutorServicer(
         lambda: FakeExecutor(max_adapters=2), adapters=adapters, adapter_files=dict(files), **options
@@ -91,23 +93,25 @@ async def test_the_executor_has_an_adapter_in_memory_before_its_request_enters(t
 
 
 async def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
-    async with ServiceLine(tmp_path, executor({"x": "xx"})).running() as line:
+    async with ServiceLine(tmp_path, executor({"x": "xx"}, files=DIRECTORY)).running() as line:
         await line.wait_for_executors(1)
-        for name in ("other", "other", "unfit", "../x", "/etc/passwd", "x" * 5000):
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
+        for name in ("other", "../x", "/etc/passwd", "x" * 5000, "x\n", "\0", "unfit", "unfit"):
+            with pytest.raises(grpc.aio.AioRpcError, match="does not exist") as raised:
                 await generate(line, name)
             assert raised.value.code() is grpc.StatusCode.NOT_FOUND
-        # It was not asked for the same again, or for names that are none.
-        assert [one.name for one in line.executor.adapter_loads] == ["other", "unfit"]
+            assert len(raised.value.details() or "") < 200
+            assert name != "unfit" or "it is for another model" in (raised.value.details() or "")
+        # An executor is asked only for what lies in its directory, and not for the same again.
+        assert [one.name for one in line.executor.adapter_loads] == ["unfit"]
 
 
 async def test_an_adapter_of_the_directory_is_loaded_on_first_use(tmp_path: Path) -> None:
-    line = ServiceLine(tmp_path, executor(), executor())
+    line = ServiceLine(tmp_path, executor(files=DIRECTORY), executor(files=DIRECTORY))
     async with line.running():
         await line.wait_for_executors(2)
         outputs = await asyncio.gather(*(generate(line, "found") for _ in range(4)))
         assert outputs == [output("ff")] * 4
-        assert await names(line) == ["found"]
+        assert await names(line) == ["found", "unfit"]
         assert all("ff" in one.executor.loaded_adapters for one in line.executors)
 
 
@@ -175,7 +179,7 @@ async def test_a_replaced_adapter_computes_its_requests_to_their_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_UNUSED_S", 0.0)
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_SWEEP_S", 0.01)
     async with ServiceLine(tmp_path, executor({"x": "xx"}, step_seconds=0.005)).running() as line:
         await line.wait_for_executors(1)
         call = aiter(line.stub.Generate(generate_request([1, 2, 3], adapter="x", max_tokens=60)))
@@ -190,12 +194,11 @@ async def test_a_replaced_adapter_computes_its_requests_to_their_end(
         assert await generate(line, "x") == output("bb")
 
 
-async def test_an_unloaded_name_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_UNUSED_S", 0.0)
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+async def test_an_unloaded_name_goes_for_good(tmp_path: Path) -> None:
     line = ServiceLine(tmp_path, executor({"x": "xx"}), executor({"x": "xx"}))
     async with line.running():
         await line.wait_for_executors(2)
+        await load(line, "x", "/b", replaces=True)  # executors have both contents under the name
         await unload(line, "x")
         assert not await names(line)
         with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
@@ -203,13 +206,120 @@ async def test_an_unloaded_name_goes_at_once(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await unload(line, "x")
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
-        await asyncio.gather(*map(has_unloaded, line.executors))
-        # An executor that starts again with the flag does not bring the name back.
-        await line.kill_executor(0)
+        # A scheduler that starts before the executors have forgotten the contents does not learn the name from them.
+        later = ServiceLine(tmp_path, *line.executors, name="later")
+        async with later.running(with_executor=False):
+            await later.wait_for_executors(2)
+            assert not await names(later)
+            resumed = token_submission(1, [1, 2, 3], output("bb")[:2], adapter="x", adapter_digest="bb", max_tokens=5)
+            assert (await generate_linked(later, resumed)).token_ids[1] == output("bb")[2:]
+
+
+async def test_an_executor_that_starts_again_with_a_flag_does_not_bring_an_unloaded_name_back(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor({"x": "xx"}))
+    async with line.running():
         await line.wait_for_executors(1)
+        await unload(line, "x")
+        await line.kill_executor()
+        await line.wait_for_executors(0)
         await line.start_executor(executor({"x": "xx"}))
-        await line.wait_for_executors(2)
+        await line.wait_for_executors(1)
         assert not await names(line)
+        async with asyncio.timeout(10):  # a later scheduler would not learn it either
+            while [one.name for one in line.executor.adapters.values()] != [""]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_contents_that_no_request_needs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_UNUSED_S", 0.0)
+    monkeypatch.setattr(module, "_SWEEP_S", 0.01)
+    line = ServiceLine(tmp_path, executor({"x": "xx"}), executor({"x": "xx"}))
+    async with line.running():
+        await line.wait_for_executors(2)
+        await unload(line, "x")
+        await asyncio.gather(*map(has_unloaded, line.executors))
+        assert not any(one.adapters for one in line.executors)
+
+
+# -- the directory ----------------------------------------------------------------------------------------------------
+
+
+async def wait_for_names(line: ServiceLine, *expected: str) -> None:
+    async with asyncio.timeout(10):
+        while await names(line) != list(expected):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_an_adapter_that_is_put_into_the_directory_appears_changes_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_WATCH_S", 0.01)
+    line = ServiceLine(tmp_path, executor(files={}, step_seconds=0.005), executor(files={}, step_seconds=0.005))
+    async with line.running():
+        await line.wait_for_executors(2)
+        files = [one.adapter_files for one in line.executors]
+        for of_executor in files:
+            of_executor["/ad/new"] = "n1"
+        await wait_for_names(line, "new")
+        assert not any(one.adapter_loads for one in line.executors)  # it is read when a request names it
+        assert await generate(line, "new") == output("n1")
+        call = aiter(line.stub.Generate(generate_request([1, 2, 3], adapter="new", max_tokens=60)))
+        token_ids = list((await anext(call)).token_ids)
+        for of_executor in files:
+            of_executor["/ad/new"] = "n2"
+        async with asyncio.timeout(10):
+            while await generate(line, "new") != output("n2"):
+                pass
+        for of_executor in files:
+            del of_executor["/ad/new"]
+        await wait_for_names(line)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
+            await generate(line, "new")
+        async for response in call:
+            token_ids += response.token_ids
+        assert token_ids == output("n1", max_tokens=60)
+        for of_executor in files:
+            of_executor["/ad/new"] = "n3"
+        await wait_for_names(line, "new")
+        assert await generate(line, "new") == output("n3")
+
+
+async def test_contents_that_cannot_be_served_do_not_replace_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_WATCH_S", 0.01)
+    async with ServiceLine(tmp_path, executor(files={"/ad/x": "x1"})).running() as line:
+        await line.wait_for_executors(1)
+        assert await generate(line, "x") == output("x1")
+        line.executor.has_been_asked_for_adapter.clear()
+        line.executor.adapter_files["/ad/x"] = "bad"
+        async with asyncio.timeout(10):
+            await line.executor.has_been_asked_for_adapter.wait()
+        assert await generate(line, "x") == output("x1")
+        line.executor.adapter_files["/ad/other"] = "oo"
+        await wait_for_names(line, "other", "x")  # looks go on
+
+
+async def test_an_unloaded_adapter_stays_away_although_it_lies_in_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_WATCH_S", 0.01)
+    async with ServiceLine(tmp_path, executor(files={"/ad/x": "x1", "/ad/y": "y1"})).running() as line:
+        await line.wait_for_executors(1)
+        await generate(line, "x")
+        await unload(line, "x")
+        await unload(line, "y")  # which was not loaded
+        assert not await names(line)
+        line.executor.adapter_files["/ad/z"] = "z1"
+        await wait_for_names(line, "z")
+        files = line.executor.adapter_files
+        await line.kill_executor()
+        await line.wait_for_executors(0)
+        await line.start_executor(executor(files=files))
+        await line.wait_for_executors(1)
+        assert await names(line) == ["z"]
+        assert (await load(line, "x", "/ad/x")).digest == "x1"
+        assert await names(line) == ["x", "z"]
 
 
 async def test_a_new_executor_is_given_what_it_lacks(tmp_path: Path) -> None:

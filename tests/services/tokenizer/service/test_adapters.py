@@ -71,7 +71,7 @@ async def test_adapters_are_listed(line_of, pool) -> None:
         models = (await line.stub.ListModels(inference_pb2.ListModelsRequest())).models
         page = await line.stub.ListModels(inference_pb2.ListModelsRequest(page_size=1))
         assert page.next_page_token == "x"
-    assert [(model.id, model.parent) for model in models] == [("m", ""), ("x", "m")]
+    assert [(model.id, model.parent) for model in models] == [("m", ""), ("x", "m"), ("found", "m")]
     assert models[1].root == "/adapters/x"
     assert models[1].max_model_len == models[0].max_model_len
 
