@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import grpc
 
+from pagewire.services.scheduler.adapters import calls
 from pagewire.services.scheduler.adapters.errors import of_executor, unavailable, unserved
 from pagewire.services.scheduler.adapters.registry import Registry
 from pagewire.services.scheduler.adapters.slots import AdapterSlots
@@ -50,7 +51,7 @@ class Loader:
         slots, digest = slots_of(driver), adapter.digest
         self._num_loading[digest] += 1
         try:
-            await driver.client.load_adapter(adapter)
+            await calls.load(driver, adapter)
         except grpc.aio.AioRpcError as error:
             slots.on_lacking(digest)
             is_had = self._num_loading[digest] > 1 or any(slots_of(one).has_loaded(digest) for one in self.able())
@@ -65,7 +66,7 @@ class Loader:
         self._wake()
         if self._registry.is_removed(adapter):  # its name was taken away meanwhile
             with suppress(grpc.aio.AioRpcError):
-                await driver.client.unload_adapter("", adapter.name)
+                await calls.unload(driver, "", adapter.name)
         return None
 
     async def give(self, driver: ReplicaDriver, adapters: Sequence[Adapter]) -> None:
@@ -84,7 +85,7 @@ class Loader:
         if not (able := self.able()):
             raise unserved() if self.is_served else unavailable()
         of_each = [slots_of(driver) for driver in able]
-        answers = await asyncio.gather(*(one.client.load_adapter(wanted) for one in able), return_exceptions=True)
+        answers = await asyncio.gather(*(calls.load(one, wanted) for one in able), return_exceptions=True)
         loaded = {answer.digest: answer for answer in answers if isinstance(answer, Adapter)}
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         if not errors and len(loaded) == 1:
@@ -104,7 +105,7 @@ class Loader:
         able = self.able()
         for driver in () if name else able:
             slots_of(driver).forget(digest)
-        await asyncio.gather(*(driver.client.unload_adapter(digest, name) for driver in able), return_exceptions=True)
+        await asyncio.gather(*(calls.unload(driver, digest, name) for driver in able), return_exceptions=True)
 
 
 def slots_of(driver: ReplicaDriver) -> AdapterSlots:

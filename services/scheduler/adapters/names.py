@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import grpc
 
+from pagewire.services.scheduler.adapters import calls
 from pagewire.services.scheduler.adapters.directory import Directory
 from pagewire.services.scheduler.adapters.errors import check_name, not_found, unavailable
 from pagewire.services.scheduler.adapters.failed import Failed
 from pagewire.services.scheduler.adapters.loading import Loader
 from pagewire.services.scheduler.adapters.registry import Registry
 from pagewire.services.scheduler.adapters.tasks import Tasks
-from pagewire.services.scheduler.adapters.watching import Look, look_at
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo
@@ -158,7 +158,7 @@ class Names:
         """Takes in what an executor reports. Returns whether a name stands for something else now."""
         has_changed = self.registry.note(info.adapters)
         hidden, found = self._directory.take_hidden(info.found_adapters)
-        look = Look(driver.replica.replica_id, info.adapter_directory, found)
+        look = calls.Look(driver.replica.replica_id, info.adapter_directory, found)
         has_changed |= self._directory.note(*look, self._drivers)
         if names := {*hidden, *(one.name for one in info.adapters if self.registry.is_removed(one))}:
             self._tasks.start(self._forget_names(driver, names))
@@ -172,14 +172,14 @@ class Names:
             for name in names:
                 if self.registry.named(name) is None:
                     with suppress(grpc.aio.AioRpcError):  # it is told again when it is back
-                        await driver.client.unload_adapter("", name)
+                        await calls.unload(driver, "", name)
 
     async def _watch(self) -> None:
         """Follows the changes in the directory."""
         while True:
             await asyncio.sleep(_WATCH_S)
             num_removals, before, able = self._num_removals, set(self.registry.listed), self._loader.able()
-            looks = [look for look in await asyncio.gather(*map(look_at, able)) if look is not None]
+            looks = [look for look in await asyncio.gather(*map(calls.look_at, able)) if look is not None]
             async with self.changing:
                 if num_removals != self._num_removals:
                     continue  # they may show what was taken away meanwhile

@@ -78,6 +78,10 @@ class AdapterSlots:
             return True
         return request.adapter_digest in self._loaded and self._find(request) is not None
 
+    def holds(self, request: Request) -> bool:
+        """Returns whether a request finds its adapter in a slot, or has none."""
+        return not request.adapter_digest or self._slot_of(request.adapter_digest) is not None
+
     def reserve(self, request: Request) -> None:
         """Takes in that a request is passed over. If it lacks a slot and is the first one, a slot is reserved for
         it."""

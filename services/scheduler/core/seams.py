@@ -148,6 +148,9 @@ class Slots(Protocol):
     def take(self, request: Request) -> bool:
         """Returns whether a waiting request could enter now, as far as its adapter is concerned."""
 
+    def holds(self, request: Request) -> bool:
+        """Returns whether a request finds its adapter in a slot, or has none."""
+
     def reserve(self, request: Request) -> None:
         """Takes in that a request is passed over. The first one that lacks a slot reserves one."""
 

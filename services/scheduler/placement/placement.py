@@ -40,7 +40,8 @@ class LeastLoad(CacheAware):
 
     def rank(self, replica_id: int, fit: Fit, deferred: Deferred) -> tuple[float, ...]:
         num = self._replicas[replica_id].num_running + deferred.num
-        return not self.has_place(replica_id, fit, deferred), num, self._last_taken.get(replica_id, 0), replica_id
+        taken = self._last_taken.get(replica_id, 0)
+        return not self.has_place(replica_id, fit, deferred), num, not fit.has_adapter, taken, replica_id
 
     @property
     def _is_by_prefix(self) -> bool:

@@ -4,6 +4,8 @@
     until its end            a step for each token of its output, each as long as a step with that many decodes
     others                   its prompt delays all requests that run there, and so does its part of each of these steps
 
+A step that fills a slot with the adapter of the request counts as one more step, for all.
+
 There are no weights: the cost model has learned the durations of steps, and past requests the lengths of outputs. So a
 cached prefix is worth the time to compute it, for the request and for each other request that would wait for that; it
 is worth nothing where the running requests already cost more. Pure.
@@ -32,6 +34,7 @@ class Fit:
     num_cached: int  # found there, now or once running requests are computed
     num_blocks: int  # blocks that the request lacks there
     output_tokens: float  # expected
+    has_adapter: bool = True  # in a slot, or none is needed
 
 
 @dataclass(slots=True)
@@ -87,8 +90,9 @@ class Load:
         num_steps += (1.0 if self.num_running else 0.0) + stages - 1
         first_token = wait + earlier + prompt + num_steps * (step + costs.first_prompt_seconds)
         with_it = costs.decode_seconds((num_beside + 1) / stages)
-        others = num_beside * (prompt + output_tokens * stages * (with_it - step))
-        return first_token + output_tokens * stages * with_it + others
+        filling = 0.0 if fit.has_adapter else with_it
+        others = num_beside * (prompt + filling + output_tokens * stages * (with_it - step))
+        return first_token + filling + output_tokens * stages * with_it + others
 
     def _backlog_seconds(self, costs: StepCosts) -> float:
         """Returns the seconds that running prompts add to steps, computed as for one prompt with as many tokens and

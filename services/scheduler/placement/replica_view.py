@@ -41,14 +41,14 @@ class ReplicaView:
     def fit(self, request: Request, hashes: Sequence[bytes], output_tokens: float) -> Fit:
         """Returns the needs of a waiting request on this replica. hashes: those of its blocks that the index has for
         the replica. output_tokens: the expected length of the output."""
-        indexed = self.replica.kv.indexed
+        indexed, has_adapter = self.replica.kv.indexed, self.replica.slots.holds(request)
         if indexed is None:
-            return Fit(request.num_tokens, 0, 0, output_tokens)
+            return Fit(request.num_tokens, 0, 0, output_tokens, has_adapter)
         num_cached = len(hashes) * indexed.block_size
         # If the last of these blocks is free, so are all or most of them.
         num_held = num_cached if hashes and indexed.is_held(hashes[-1]) else 0
         num_lacking = indexed.num_lacking(request.num_tokens, num_held)
-        return Fit(request.num_tokens, num_cached, num_lacking, output_tokens)
+        return Fit(request.num_tokens, num_cached, num_lacking, output_tokens, has_adapter)
 
     def indexed_hashes(self, request: Request) -> Sequence[bytes]:
         """Returns the hashes under which the index has blocks of a request's tokens but the last."""

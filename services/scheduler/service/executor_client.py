@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 
 from pagewire.services.scheduler.service import convert
-from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, Weights
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
@@ -107,15 +107,6 @@ class ExecutorClient:
     async def drop(self) -> None:
         """Makes the executor drop loaded but unused weights. Raises grpc.aio.AioRpcError."""
         await self._stub.DropWeights(executor_pb2.DropWeightsRequest())
-
-    async def load_adapter(self, adapter: Adapter) -> Adapter:
-        """Makes the executor read an adapter into its memory; returns it as it is. Raises grpc.aio.AioRpcError."""
-        message = executor_pb2.LoadAdapterRequest(adapter=convert.from_adapter(adapter))
-        return convert.to_adapter((await self._stub.LoadAdapter(message)).adapter)
-
-    async def unload_adapter(self, digest: str, name: str = "") -> None:
-        """Makes the executor forget an adapter under this name, or all names. Raises grpc.aio.AioRpcError."""
-        await self._stub.UnloadAdapter(executor_pb2.UnloadAdapterRequest(digest=digest, name=name))
 
     def start_over(self, reason: str) -> None:
         """Closes the stream; a new one follows."""

@@ -41,6 +41,48 @@ def turn(line: PureLine, tokens: list[int], **params: Any) -> str:
     return name
 
 
+# -- by adapter ------------------------------------------------------------------------------------------------------
+
+
+def line_with_adapters(num: int = 2, **config: Any) -> PureLine:
+    executors = [FakeExecutor(max_adapters=2) for _ in range(num)]
+    for executor in executors:
+        executor.loaded_adapters |= {"a", "b", "c"}
+    return PureLine(*executors, **config)
+
+
+@pytest.mark.parametrize("placement", ["cache_aware", "least_load"])
+def test_requests_go_where_their_adapter_is_in_a_slot(placement: str) -> None:
+    line = line_with_adapters(placement=placement)
+    homes = {digest: turn(line, prompt_of(number, 40), adapter_digest=digest) for number, digest in enumerate("ab")}
+    assert len(set(homes.values())) == 2, "the first ones go where the last one was taken longest ago"
+    for number, digest in enumerate("aaabbaba", 2):
+        assert turn(line, prompt_of(number, 40), adapter_digest=digest) == homes[digest]
+    assert sum(len(step.adapter_slots) for step in line.steps) == 2
+
+
+def test_an_adapter_with_many_requests_spreads_over_replicas() -> None:
+    line = line_with_adapters()
+    first = line.add(prompt_of(0, 40), max_tokens=50, adapter_digest="a")
+    home = served_by(line, first)
+    others = [line.add(prompt_of(number, 40), max_tokens=50, adapter_digest="a") for number in range(1, 6)]
+    assert {served_by(line, request) for request in others} == {"executor-0", "executor-1"}
+    assert home in {"executor-0", "executor-1"}
+
+
+def test_an_adapter_does_not_wait_for_a_slot_where_it_was_if_another_is_free() -> None:
+    line = line_with_adapters()
+    home = turn(line, prompt_of(0, 40), adapter_digest="a")
+    busy = next(index for index, one in enumerate(line.scheduler.replicas) if one.name == home)
+    line.scheduler.replicas[1 - busy].is_leaving = True
+    others = [
+        line.add(prompt_of(number, 40), max_tokens=50, adapter_digest=digest) for number, digest in ((1, "b"), (2, "c"))
+    ]
+    assert {served_by(line, request) for request in others} == {home}
+    line.scheduler.replicas[1 - busy].is_leaving = False
+    assert served_by(line, line.add(prompt_of(3, 40), max_tokens=4, adapter_digest="a")) != home
+
+
 # -- by prefix -------------------------------------------------------------------------------------------------------
 
 
