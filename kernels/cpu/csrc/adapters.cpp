@@ -1,10 +1,12 @@
 // Adapters: out += up (down x), of each token its own, see ops/adapters.py.
 //
-// Tokens are sorted by slot, so that a slot's weights are read once for all of its tokens. Two rounds follow: inner
-// products with some rows of a slot's `down` for some of its tokens, then some of their outputs. Every sum takes its
-// terms in one order, so that a token's result depends neither on other tokens nor on how the work is divided.
+// Tokens are sorted by slot, so that a slot's weights are read once for a few of its tokens, which a thread takes
+// through both products. Where there are too few of these for the threads, they share the rows of `down` first, then the
+// outputs. Every sum takes its terms in one order, so that a token's result depends neither on other tokens nor on how
+// the work is divided.
 
 #include <algorithm>
+#include <unordered_map>
 #include <vector>
 
 #include "common/gemm.h"
@@ -12,29 +14,34 @@
 #include "common/passes.h"
 #include "common/replay.h"
 #include "common/rows.h"
+#include "common/upcoming.h"
 #include "products/dot_block.h"
 
 namespace {
 
-constexpr int64_t MAX_PASS = 48;            // tokens of a piece: their inputs stay in the L2 cache
-constexpr int64_t PIECE_ROWS = 8;           // of `down`
-constexpr int64_t PIECE_OUTPUTS = 256;      // with 16 ranks 8 KB of `up`, which stay in the L1 cache
+constexpr int64_t SHARED_ROWS = 8;          // of `down`, where threads share them
+constexpr int64_t SHARED_OUTPUTS = 256;
 constexpr int64_t SERIAL_WORK = 64 * 1024;  // multiply-adds below which other threads are not woken
-constexpr int BLOCK_OUTPUTS = MAX_GEMM_REGISTERS * REGISTER_LANES;
+constexpr int STEP = 2 * REGISTER_LANES;    // weights that are read together
+constexpr int WIDE = MAX_GEMM_REGISTERS / 2;
+constexpr int LINE = 64;
 
 struct Shape {
     int64_t tokens, inputs, outputs, slots, parts, rank, x_stride, out_stride;
 };
 
-// Some sorted tokens of a slot, and rows of a part's `down`, or outputs.
+// Some sorted tokens of a slot, and a part of its outputs
 struct Piece {
-    int64_t slot, part, first, count, begin, end;
+    int64_t slot, part;
+    int64_t first;
+    int count, rank;
+    int64_t begin, end;
 };
 
 // Tokens with adapters by slot, and what is to be done with them.
 struct Plan {
     std::vector<int32_t> order, firsts;  // [tokens with adapters], [slots + 1]
-    std::vector<Piece> shrink, expand;
+    std::vector<Piece> pieces;
     int64_t work;  // multiply-adds
 
     void sort(const int32_t* slots, const Shape& s) {
@@ -49,61 +56,135 @@ struct Plan {
     }
 
     void divide(const int32_t* starts, const int32_t* ranks, const Shape& s) {
-        shrink.clear();
-        expand.clear();
+        pieces.clear();
         work = 0;
         for (int64_t slot = 0; slot < s.slots; slot++) {
             if (firsts[slot] == firsts[slot + 1]) continue;
-            const Passes passes(firsts[slot + 1] - firsts[slot], MAX_PASS);
-            for (int64_t part = 0; part < s.parts; part++) {
-                const int64_t rank = ranks[slot * s.parts + part];
-                if (rank == 0) continue;
-                work += passes.tokens * rank * (s.inputs + starts[part + 1] - starts[part]);
-                for (int64_t pass = 0; pass < passes.tokens; pass += passes.per_pass) {
-                    const Piece piece = {slot, part, firsts[slot] + pass, passes.count(pass), 0, 0};
-                    add_pieces(shrink, piece, 0, rank, PIECE_ROWS);
-                    add_pieces(expand, piece, starts[part], starts[part + 1], PIECE_OUTPUTS);
+            const Passes passes(firsts[slot + 1] - firsts[slot], MAX_TOKENS);
+            for (int64_t pass = 0; pass < passes.tokens; pass += passes.per_pass)
+                for (int64_t part = 0; part < s.parts; part++) {
+                    const int rank = ranks[slot * s.parts + part], count = passes.count(pass);
+                    if (rank == 0) continue;
+                    pieces.push_back({slot, part, firsts[slot] + pass, count, rank, starts[part], starts[part + 1]});
+                    work += count * rank * (s.inputs + starts[part + 1] - starts[part]);
                 }
-            }
-        }
-    }
-
-   private:
-    static void add_pieces(std::vector<Piece>& pieces, Piece piece, int64_t begin, int64_t end, int64_t size) {
-        for (int64_t i = begin; i < end; i += size) {
-            piece.begin = i;
-            piece.end = std::min(i + size, end);
-            pieces.push_back(piece);
         }
     }
 };
 
-// x [tokens, ..] -> sorted [tokens with adapters, inputs]
-template <class T, class X>
-void gather(const T* x, X* sorted, const Plan& plan, const Shape& s, int threads) {
-    for_rows(threads, plan.order.size(), [&](int64_t i) {
-        const T* const row = x + plan.order[i] * s.x_stride;
-        X* const target = sorted + i * s.inputs;
-        if constexpr (std::is_same_v<T, X>) {
-            std::copy_n(row, s.inputs, target);
-        } else {
-            for (int64_t k = 0; k < s.inputs; k += REGISTER_LANES)
-                store_register(target + k, load_register(row + k, (int)(s.inputs - k)), (int)(s.inputs - k));
+
+// STEP weights in two registers. Of bf16, which are the halves of 32 bits, each has every other one: to part them takes
+// half as long as to widen them in order.
+template <class W>
+struct Halves {
+    static constexpr bool ALTERNATE = false;
+    static f32_register first(const W* p) { return load_register(p); }
+    static f32_register second(const W* p) { return load_register(p + REGISTER_LANES); }
+};
+#if defined(__AVX512F__)
+template <>
+struct Halves<bf16> {
+    static constexpr bool ALTERNATE = true;
+    static f32_register first(const bf16* p) { return (f32_register)(load_raw<u32_register>(p) << 16); }
+    static f32_register second(const bf16* p) { return (f32_register)(load_raw<u32_register>(p) & 0xffff0000u); }
+};
+#define EVERY_OTHER(a, b, i) \
+    __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16, i + 18, i + 20, \
+                            i + 22, i + 24, i + 26, i + 28, i + 30)
+#define IN_TURN(a, b, i) \
+    __builtin_shufflevector(a, b, i, i + 16, i + 1, i + 17, i + 2, i + 18, i + 3, i + 19, i + 4, i + 20, i + 5, i + 21, \
+                            i + 6, i + 22, i + 7, i + 23)
+#else
+#define EVERY_OTHER(a, b, i) (a)
+#define IN_TURN(a, b, i) (a)
+#endif
+
+// x [inputs] -> floats in the order of the weights, then zeros up to a multiple of REGISTER_LANES
+template <class W, class T>
+void arrange(const T* x, int64_t inputs, float* arranged) {
+    int64_t k = 0;
+    if constexpr (Halves<W>::ALTERNATE)
+        for (; k + STEP <= inputs; k += STEP) {
+            const f32_register a = load_register(x + k), b = load_register(x + k + REGISTER_LANES);
+            store_register(arranged + k, EVERY_OTHER(a, b, 0));
+            store_register(arranged + k + REGISTER_LANES, EVERY_OTHER(a, b, 1));
         }
-    });
+    for (; k < inputs; k += REGISTER_LANES) store_register(arranged + k, load_register(x + k, (int)(inputs - k)));
 }
 
-// sums [TOKENS, BLOCK_OUTPUTS] = low up, of as many outputs as REGISTERS hold, or the `count` that one does.
-template <class W, int TOKENS, int REGISTERS>
-void expand_block(const float* low, int64_t low_stride, const W* up, int64_t up_stride, int64_t rank, int count,
-                  float* sums) {
-    f32_register acc[TOKENS][REGISTERS] = {};
-    for (int64_t r = 0; r < rank; r++) {
-        f32_register columns[REGISTERS];
+// sums [TOKENS] = inner products of tokens with 4 rows
+template <class W, int TOKENS>
+void shrink_block(const W* const* rows, const float* x, int64_t x_stride, int64_t inputs, f32x4* sums) {
+    f32_register acc[TOKENS][WEIGHT_ROWS] = {};
+    const auto add = [&](const f32_register* w, int64_t k) {
+#pragma GCC unroll 8
+        for (int t = 0; t < TOKENS; t++) {
+            const f32_register token = in_register(load_register(x + t * x_stride + k));
 #pragma GCC unroll 4
-        for (int v = 0; v < REGISTERS; v++) {
-            const W* const place = up + r * up_stride + v * REGISTER_LANES;
-            columns[v] = REGISTERS > 1 ? load_register(place) : load_register(place, count);
+            for (int n = 0; n < WEIGHT_ROWS; n++) acc[t][n] += token * w[n];
+        }
+    };
+    int64_t k = 0;
+    for (; k + STEP <= inputs; k += STEP) {
+        f32_register w[WEIGHT_ROWS];
+#pragma GCC unroll 4
+        for (int n = 0; n < WEIGHT_ROWS; n++) {
+            w[n] = Halves<W>::first(rows[n] + k);
+            __builtin_prefetch(rows[n] + k + PREFETCH_BLOCKS * WEIGHT_ROWS * inputs);  // past the end it does nothing
+        }
+        add(w, k);
+#pragma GCC unroll 4
+        for (int n = 0; n < WEIGHT_ROWS; n++) w[n] = Halves<W>::second(rows[n] + k);
+        add(w, k + REGISTER_LANES);
+    }
+    for (; k < inputs; k += REGISTER_LANES) {
+        f32_register w[WEIGHT_ROWS];
+        for (int n = 0; n < WEIGHT_ROWS; n++) w[n] = load_register(rows[n] + k, (int)(inputs - k));
+        add(w, k);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < TOKENS; t++)
+        sums[t] = sum_each(all_lanes(acc[t][0]), all_lanes(acc[t][1]), all_lanes(acc[t][2]), all_lanes(acc[t][3]));
+}
+
+// low [count, low_stride] = inner products with the rows [begin, end)
+template <class W>
+void shrink(const float* x, int64_t x_stride, const W* down, float* low, int64_t low_stride, int count, int64_t inputs,
+            int64_t begin, int64_t end) {
+    typedef void (*Block)(const W* const*, const float*, int64_t, int64_t, f32x4*);
+    static constexpr Block blocks[] = {shrink_block<W, 1>, shrink_block<W, 2>, shrink_block<W, 3>,
+                                       shrink_block<W, 4>, shrink_block<W, 5>, shrink_block<W, 6>};
+    for (int64_t n = begin; n < end; n += WEIGHT_ROWS) {
+        const int there = (int)std::min<int64_t>(WEIGHT_ROWS, end - n);
+        const W* rows[WEIGHT_ROWS];
+        for (int i = 0; i < WEIGHT_ROWS; i++) rows[i] = down + (n + std::min(i, there - 1)) * inputs;
+        f32x4 sums[MAX_TOKENS];
+        blocks[count - 1](rows, x, x_stride, inputs, sums);
+        for (int t = 0; t < count; t++) __builtin_memcpy(low + t * low_stride + n, &sums[t], there * sizeof(float));
+    }
+}
+
+template <class O>
+void add_to(O* out, f32_register sum, int count) {
+    store_register(out, load_register(out, count) + sum, count);
+}
+
+// Of TOKENS tokens, as many outputs as 2 PAIRS registers hold, or `count` < STEP where PAIRS is 0.
+template <class W, int TOKENS, int PAIRS, class O>
+void expand_block(const float* low, int64_t low_stride, const W* up, int64_t up_stride, int rank, int count,
+                  O* const* out, int64_t o) {
+    constexpr int REGISTERS = PAIRS ? 2 * PAIRS : 2;
+    f32_register acc[TOKENS][REGISTERS] = {};
+    for (int r = 0; r < rank; r++, up += up_stride) {
+        f32_register columns[REGISTERS] = {};
+        if constexpr (PAIRS == 0) {
+            columns[0] = load_register(up, count);
+            if (count > REGISTER_LANES) columns[1] = load_register(up + REGISTER_LANES, count - REGISTER_LANES);
+        }
+#pragma GCC unroll 2
+        for (int p = 0; p < PAIRS; p++) {
+            columns[2 * p] = Halves<W>::first(up + p * STEP);
+            columns[2 * p + 1] = Halves<W>::second(up + p * STEP);
         }
 #pragma GCC unroll 8
         for (int t = 0; t < TOKENS; t++) {
@@ -113,89 +194,183 @@ void expand_block(const float* low, int64_t low_stride, const W* up, int64_t up_
         }
     }
 #pragma GCC unroll 8
-    for (int t = 0; t < TOKENS; t++)
-#pragma GCC unroll 4
-        for (int v = 0; v < REGISTERS; v++) store_register(sums + t * BLOCK_OUTPUTS + v * REGISTER_LANES, acc[t][v]);
+    for (int t = 0; t < TOKENS; t++) {
+        O* const row = out[t] + o;
+        if constexpr (PAIRS == 0) {
+            add_to(row, acc[t][0], count);
+            if (count > REGISTER_LANES) add_to(row + REGISTER_LANES, acc[t][1], count - REGISTER_LANES);
+        }
+#pragma GCC unroll 2
+        for (int p = 0; p < PAIRS; p++) {
+            f32_register a = acc[t][2 * p], b = acc[t][2 * p + 1];
+            if constexpr (Halves<W>::ALTERNATE) {
+                const f32_register even = a;
+                a = IN_TURN(even, b, 0);
+                b = IN_TURN(even, b, 8);
+            }
+            add_to(row + p * STEP, a, REGISTER_LANES);
+            add_to(row + p * STEP + REGISTER_LANES, b, REGISTER_LANES);
+        }
+    }
 }
 
-template <class W, int REGISTERS>
-void expand_tokens(const float* low, int64_t low_stride, const W* up, int64_t up_stride, int64_t rank, int count,
-                   int tokens, float* sums) {
-    typedef void (*Block)(const float*, int64_t, const W*, int64_t, int64_t, int, float*);
-    static constexpr Block blocks[MAX_GEMM_ROWS] = {
-        expand_block<W, 1, REGISTERS>, expand_block<W, 2, REGISTERS>, expand_block<W, 3, REGISTERS>,
-        expand_block<W, 4, REGISTERS>, expand_block<W, 5, REGISTERS>, expand_block<W, 6, REGISTERS>,
-    };
-    blocks[tokens - 1](low, low_stride, up, up_stride, rank, count, sums);
+template <class W, int PAIRS, class O>
+void expand_tokens(const float* low, int64_t low_stride, const W* up, int64_t up_stride, int rank, int count,
+                   int tokens, O* const* out, int64_t o) {
+    typedef void (*Block)(const float*, int64_t, const W*, int64_t, int, int, O* const*, int64_t);
+    static constexpr Block blocks[] = {expand_block<W, 1, PAIRS, O>, expand_block<W, 2, PAIRS, O>,
+                                       expand_block<W, 3, PAIRS, O>, expand_block<W, 4, PAIRS, O>,
+                                       expand_block<W, 5, PAIRS, O>, expand_block<W, 6, PAIRS, O>};
+    blocks[tokens - 1](low, low_stride, up, up_stride, rank, count, out, o);
 }
 
-// sums [tokens, BLOCK_OUTPUTS] of dtype are added to `count` outputs of each token.
-template <class O>
-void add_sums(O* out, const int32_t* order, int64_t out_stride, int tokens, int count, const float* sums) {
-    for (int t = 0; t < tokens; t++) {
-        O* const row = out + order[t] * out_stride;
-        for (int i = 0; i < count; i += REGISTER_LANES) {
-            const f32_register sum = load_register(sums + t * BLOCK_OUTPUTS + i);
-            store_register(row + i, load_register(row + i, count - i) + sum, count - i);
+// Outputs [begin, end) of a piece; out [count] rows
+template <class W, class O>
+void expand(const Piece& p, const float* low, int64_t low_stride, const W* up, int64_t up_stride, O* const* out) {
+    for (int64_t o = p.begin; o < p.end;) {
+        const int64_t left = p.end - o;
+        const W* const columns = up + o;
+        if (left >= WIDE * STEP) {
+            if (left >= 2 * WIDE * STEP)
+                for (int r = 0; r < p.rank; r++)
+                    for (int i = 0; i < WIDE * STEP; i += LINE / (int)sizeof(W))
+                        __builtin_prefetch(columns + r * up_stride + WIDE * STEP + i);
+            expand_tokens<W, WIDE>(low, low_stride, columns, up_stride, p.rank, 0, p.count, out, o);
+            o += WIDE * STEP;
+        } else if (left >= STEP) {
+            expand_tokens<W, 1>(low, low_stride, columns, up_stride, p.rank, 0, p.count, out, o);
+            o += STEP;
+        } else {
+            expand_tokens<W, 0>(low, low_stride, columns, up_stride, p.rank, (int)left, p.count, out, o);
+            o = p.end;
         }
     }
 }
 
 template <class W>
-void expand(const Piece& p, const float* low, const W* up, void* out, int out_dtype, const int32_t* ranks,
-            const Plan& plan, const Shape& s) {
-    const int64_t rank = ranks[p.slot * s.parts + p.part], low_stride = s.parts * s.rank;
-    const Passes blocks(p.count, MAX_GEMM_ROWS);
-    alignas(64) float sums[MAX_GEMM_ROWS * BLOCK_OUTPUTS];
-    for (int64_t o = p.begin; o < p.end;) {
-        const int wide = p.end - o >= BLOCK_OUTPUTS ? BLOCK_OUTPUTS : (int)std::min<int64_t>(REGISTER_LANES, p.end - o);
-        const W* const columns = up + p.slot * s.rank * s.outputs + o;
-        if (o + 2 * BLOCK_OUTPUTS <= s.outputs)
-            for (int64_t r = 0; r < rank; r++)
-                for (int i = 0; i < BLOCK_OUTPUTS; i += 64 / (int)sizeof(W))
-                    __builtin_prefetch(columns + r * s.outputs + BLOCK_OUTPUTS + i);
-        for (int64_t t = 0; t < p.count; t += blocks.per_pass) {
-            const int tokens = blocks.count(t);
-            const float* const factors = low + (p.first + t) * low_stride + p.part * s.rank;
-            if (wide == BLOCK_OUTPUTS)
-                expand_tokens<W, MAX_GEMM_REGISTERS>(factors, low_stride, columns, s.outputs, rank, wide, tokens, sums);
-            else
-                expand_tokens<W, 1>(factors, low_stride, columns, s.outputs, rank, wide, tokens, sums);
-            with_dtype(out_dtype, [&](auto type) {
-                add_sums((decltype(type)*)out + o, plan.order.data() + p.first + t, s.out_stride, tokens, wide, sums);
-            });
-        }
-        o += wide;
+struct Products {
+    int out_dtype, x_dtype;
+    void* out;
+    const void* x;
+    const W *down, *up;
+    const Plan& plan;
+    const Shape& s;
+    float* low;  // [tokens with adapters, parts * rank]
+
+    // The rows [begin, end) of a piece's `down`
+    void shrink(const Piece& p, int64_t begin, int64_t end) const {
+        static thread_local std::vector<float> memory;
+        const int64_t stride = (s.inputs + REGISTER_LANES - 1) / REGISTER_LANES * REGISTER_LANES;
+        float* const arranged = aligned_memory(memory, p.count * stride);
+        with_dtype(x_dtype, [&](auto type) {
+            for (int t = 0; t < p.count; t++)
+                arrange<W>((const decltype(type)*)x + plan.order[p.first + t] * s.x_stride, s.inputs,
+                           arranged + t * stride);
+        });
+        const W* const rows = down + (p.slot * s.parts + p.part) * s.rank * s.inputs;
+        ::shrink(arranged, stride, rows, low_of(p), s.parts * s.rank, p.count, s.inputs, begin, end);
     }
+
+    void expand(const Piece& p) const {
+        with_dtype(out_dtype, [&](auto type) {
+            typedef decltype(type) O;
+            O* rows[MAX_TOKENS];
+            for (int t = 0; t < p.count; t++) rows[t] = (O*)out + plan.order[p.first + t] * s.out_stride;
+            ::expand(p, low_of(p), s.parts * s.rank, up + p.slot * s.rank * s.outputs, s.outputs, rows);
+        });
+    }
+
+    void run(int threads) const {
+        const int64_t count = plan.pieces.size();
+        if (threads == 1 || count >= 2 * threads) {
+            parallel::for_each(threads, count, [&](int64_t i) {
+                const Piece& p = plan.pieces[i];
+                shrink(p, 0, p.rank);
+                expand(p);
+            });
+            return;
+        }
+        const auto share = [&](auto&& size, int64_t each, auto&& f) {  // f(piece, begin, end) of [0, size(piece))
+            static thread_local std::vector<Piece> shares;
+            shares.clear();
+            for (const Piece& p : plan.pieces)
+                for (int64_t begin = 0, all = size(p); begin < all; begin += each) {
+                    shares.push_back(p);
+                    shares.back().begin = begin;
+                    shares.back().end = std::min(begin + each, all);
+                }
+            const Piece* const them = shares.data();
+            parallel::for_each(threads, shares.size(), [&](int64_t i) { f(them[i]); });
+        };
+        share([](const Piece& p) { return (int64_t)p.rank; }, SHARED_ROWS,
+              [&](const Piece& p) { shrink(p, p.begin, p.end); });
+        share([](const Piece& p) { return p.end - p.begin; }, SHARED_OUTPUTS, [&](Piece p) {
+            const int64_t start = starts[p.part];
+            p.begin += start;
+            p.end += start;
+            expand(p);
+        });
+    }
+
+    const int32_t* starts;
+
+   private:
+    float* low_of(const Piece& p) const { return low + (p.first * s.parts + p.part) * s.rank; }
+};
+
+template <class W>
+void add_adapters(int out_dtype, int x_dtype, void* out, const void* x, const void* down, const void* up,
+                  const int32_t* starts, const Plan& plan, const Shape& s, int threads) {
+    static thread_local std::vector<float> memory;
+    float* const low = aligned_memory(memory, plan.order.size() * s.parts * s.rank);
+    Products<W>{out_dtype, x_dtype, out, x, (const W*)down, (const W*)up, plan, s, low, starts}.run(threads);
 }
 
-// D: how `down` is multiplied, see dot_block.h
-template <class D>
-void add_adapters(int out_dtype, int x_dtype, void* out, const void* x, const void* down, const void* up,
-                  const int32_t* ranks, const Plan& plan, const Shape& s, int threads) {
-    typedef typename D::W W;
-    typedef typename D::X X;
-    static thread_local std::vector<X> x_memory;
-    static thread_local std::vector<float> low_memory;
-    const int64_t tokens = plan.order.size(), low_stride = s.parts * s.rank;
-    X* const sorted = aligned_memory(x_memory, tokens * s.inputs);
-    float* const low = aligned_memory(low_memory, tokens * low_stride);
-    const int gathering = tokens * s.inputs < SERIAL_INPUTS ? 1 : threads;
-    if constexpr (std::is_same_v<X, float>)
-        with_dtype(x_dtype, [&](auto type) { gather((const decltype(type)*)x, sorted, plan, s, gathering); });
-    else
-        gather((const X*)x, sorted, plan, s, gathering);
-    parallel::for_each(threads, plan.shrink.size(), [&](int64_t i) {
-        const Piece& p = plan.shrink[i];
-        const W* const rows = (const W*)down + (p.slot * s.parts + p.part) * s.rank * s.inputs;
-        auto* const result = low + p.first * low_stride + p.part * s.rank;
-        linear_chunk<D>(sorted + p.first * s.inputs, rows, (const W*)nullptr, result,
-                        LinearShape{p.count, s.inputs, low_stride}, p.begin, p.end);
-    });
-    parallel::for_each(threads, plan.expand.size(), [&](int64_t i) {
-        expand<W>(plan.expand[i], low, (const W*)up, out, out_dtype, ranks, plan, s);
-    });
-}
+// Calls follow each other in the same order in every step: the products between two of them bring the weights of the
+// second to the caches.
+class Order {
+   public:
+    // A call with weights of so many bytes per number
+    void came(const void* down, const void* up, const int32_t* ranks, const Shape& s, int64_t bytes) {
+        Weights& here = calls_[down];
+        here.down = (const char*)down;
+        here.up = (const char*)up;
+        here.shape = s;
+        here.bytes = bytes;
+        here.ranks.assign(ranks, ranks + s.slots * s.parts);
+        if (last_) last_->next = &here;
+        last_ = &here;
+    }
+
+    void announce(const Plan& plan) const {
+        upcoming::clear();
+        const Weights* const next = last_->next;
+        if (!next || next->shape.slots != last_->shape.slots) return;
+        const Shape& s = next->shape;
+        for (int64_t slot = 0; slot < s.slots; slot++) {
+            if (plan.firsts[slot] == plan.firsts[slot + 1]) continue;
+            int64_t largest = 0;
+            for (int64_t part = slot * s.parts; part < (slot + 1) * s.parts; part++) {
+                const int64_t rank = next->ranks[part];
+                largest = std::max(largest, rank);
+                upcoming::add(next->down + part * s.rank * s.inputs * next->bytes, rank * s.inputs * next->bytes);
+            }
+            upcoming::add(next->up + slot * s.rank * s.outputs * next->bytes, largest * s.outputs * next->bytes);
+        }
+    }
+
+   private:
+    struct Weights {
+        const char *down, *up;
+        Shape shape;
+        int64_t bytes;
+        std::vector<int32_t> ranks;
+        const Weights* next = nullptr;
+    };
+
+    std::unordered_map<const void*, Weights> calls_;
+    Weights* last_ = nullptr;
+};
 
 }  // namespace
 
@@ -207,18 +382,17 @@ extern "C" void pagewire_add_adapters(int out_dtype, int x_dtype, int weight_dty
                                       int64_t num_slots, int64_t parts, int64_t rank, int64_t x_stride,
                                       int64_t out_stride, int threads) {
     static thread_local Plan plan;
+    static thread_local Order order;
     const Shape shape = {tokens, inputs, outputs, num_slots, parts, rank, x_stride, out_stride};
     plan.sort(slots, shape);
     if (plan.order.empty()) return;
     plan.divide(starts, ranks, shape);
+    order.came(down, up, ranks, shape, weight_dtype == FLOAT32 ? sizeof(float) : sizeof(bf16));
     if (plan.work < SERIAL_WORK) threads = 1;
-#if defined(__AVX512BF16__)
-    if (x_dtype == BFLOAT16 && weight_dtype == BFLOAT16)
-        return add_adapters<Bf16Dot>(out_dtype, x_dtype, out, x, down, up, ranks, plan, shape, threads);
-#endif
     with_dtype(weight_dtype, [&](auto type) {
-        add_adapters<WidenedDot<decltype(type)>>(out_dtype, x_dtype, out, x, down, up, ranks, plan, shape, threads);
+        add_adapters<decltype(type)>(out_dtype, x_dtype, out, x, down, up, starts, plan, shape, threads);
     });
+    order.announce(plan);
 }
 
 PAGEWIRE_REPLAYABLE(add_adapters)
