@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.adapters.host import with_adapters
+from pagewire.services.executor.adapters.slots import AdapterSlots
 from pagewire.services.executor.graphs.cuda_graphs import Steps
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import Failure, Group
@@ -21,6 +23,7 @@ from pagewire.services.executor.parallel.stage import Stage
 from pagewire.services.executor.parallel.tokens import tokens_of
 from pagewire.services.executor.ranks.formation import group_with_memory, make_memory
 from pagewire.services.executor.ranks.piping import make_ends, pipes_of
+from pagewire.services.executor.runner.adapters import NO_ADAPTERS, Adapters
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.pipeline.pipeline_stage import PipelineStage, stage_in, stream_of
 from pagewire.services.executor.runner.proposer import Proposer
@@ -84,6 +87,7 @@ def joined_runners(
     num_blocks: int,
     make_proposer: Callable[[Group, Model, Tokens], Proposer | None] = lambda group, model, tokens: None,
     max_draft_tokens: int | None = None,
+    make_adapters: Callable[[Model], Adapters] = lambda model: NO_ADAPTERS,
 ) -> list[ModelRunner]:
     """Joined as processes are, through memory and sockets. load: the part of a rank."""
     config = ExecutorConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
@@ -100,7 +104,11 @@ def joined_runners(
             tokens_of(group, limits.max_num_seqs, CPU),
         )
         proposer = make_proposer(group, model, tokens)
-        runners.append(assemble(model, limits, num_blocks, CPU, stage=stage, tokens=tokens, proposer=proposer))
+        adapters = make_adapters(model)
+        made = assemble(
+            model, limits, num_blocks, CPU, stage=stage, tokens=tokens, proposer=proposer, adapters=adapters
+        )
+        runners.append(made)
     return runners
 
 
@@ -142,6 +150,9 @@ class Staged:
         while (item := steps.get()) is not None:
             step, future = item
             try:
+                if step.slot_changes:
+                    assert isinstance(runner.adapters, AdapterSlots)
+                    step = with_adapters(step, runner.adapters.host)
                 future.set_result(runner.execute(step))
             except BaseException as error:
                 future.set_exception(error)
