@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pagewire.config import json_object
+from pagewire.config.sampling_params import INT32_MAX
 from pagewire.errors import StartupError
 
 FLAG = "--kv-events-config"
@@ -48,16 +49,16 @@ class KvEventsConfig:
 def kv_events_config(text: str | None) -> KvEventsConfig:
     """Reads the value. Raises StartupError."""
     content: dict[str, Any] = json_object.loads(text) if text else {}
-    types = {
-        field.name: (str if field.name == "replay_endpoint" else type(field.default))
-        for field in fields(KvEventsConfig)
+    types: dict[str, type] = {
+        field.name: str if field.name == "replay_endpoint" else type(field.default) for field in fields(KvEventsConfig)
     }
     if unknown := sorted(content.keys() - types.keys()):
         raise StartupError(f"{FLAG} has unknown keys: {', '.join(unknown)}; known are {', '.join(types)}")
-    given = {key: value for key, value in content.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in content.items() if value is not None}
     for key, value in given.items():
-        if type(value) is not types[key] or (types[key] is int and value < 1):
-            kind = {bool: "true or false", str: "a text", int: "an integer of at least 1"}[types[key]]
+        is_of_type = type(value) is types[key]
+        if not is_of_type or (types[key] is int and not 1 <= value <= INT32_MAX):
+            kind = {bool: "true or false", str: "a text", int: f"an integer from 1 to {INT32_MAX}"}[types[key]]
             raise StartupError(f"{FLAG}: {key} is {value!r:.200}; it must be {kind}")
     config = KvEventsConfig(**given)
     if config.publisher not in _PUBLISHERS:

@@ -2,11 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
-from pagewire.services.scheduler.kv_events.recorder import Change, Cleared, Recorder, Removed, Stored
+from pagewire.services.scheduler.kv_events.recorder import Change, Cleared, Recorder, Removed, Stored, StoredBlock
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
-from pagewire.v1.admin_pb2 import KvBlocksCleared, KvBlocksStored, KvEvent, SubscribeKvEventsResponse
+from pagewire.v1.admin_pb2 import (
+    KvBlocksCleared,
+    KvBlocksRemoved,
+    KvBlocksStored,
+    KvEvent,
+    SubscribeKvEventsResponse,
+)
 
 # Returns the name of an adapter by its digest; "": it has none.
 NameOf = Callable[[str], str]
@@ -46,51 +52,57 @@ def snapshot(recorders: Iterable[Recorder], name_of: NameOf) -> Iterator[Subscri
 
 
 def _events(changes: Iterable[Change], kv: KVCacheManager, name_of: NameOf) -> Sequence[KvEvent]:
-    """Returns the events of changes; one for blocks that follow each other."""
+    """Returns the events of changes; one for blocks that follow each other, or are removed together."""
     events: list[KvEvent] = []
-    last: Change = Cleared()
+    stored: list[StoredBlock] = []
+    removed: list[bytes] = []
+    group = 0
+
+    def end_run() -> None:
+        if stored:
+            events.append(KvEvent(stored=_stored(group, stored, kv, name_of)))
+        elif removed:
+            events.append(KvEvent(removed=KvBlocksRemoved(hashes=removed, group=group)))
+        stored.clear()
+        removed.clear()
+
     for change in changes:
         if isinstance(change, Stored):
-            if not _follows(change, last):
-                events.append(KvEvent(stored=_start(change, kv, name_of)))
-            _append(events[-1].stored, change)
+            if removed or (stored and (change.group != group or not _follows(change.block, stored[-1]))):
+                end_run()
+            group = change.group
+            stored.append(change.block)
         elif isinstance(change, Removed):
-            if not (isinstance(last, Removed) and last.group == change.group):
-                events.append(KvEvent())
-                events[-1].removed.group = change.group
-            events[-1].removed.hashes.append(change.block_hash)
+            if stored or change.group != group:
+                end_run()
+            group = change.group
+            removed.append(change.block_hash)
         else:
+            end_run()
             events.append(KvEvent(cleared=KvBlocksCleared()))
-        last = change
+    end_run()
     return events
 
 
-def _follows(change: Stored, last: Change) -> bool:
-    if not isinstance(last, Stored) or last.group != change.group or last.block.origin != change.block.origin:
+def _follows(block: StoredBlock, last: StoredBlock) -> bool:
+    if block.origin != last.origin or bool(block.token_ids) != bool(last.token_ids):
         return False
-    is_known = bool(change.block.token_ids)
-    return is_known == bool(last.block.token_ids) and (not is_known or last.block.block_hash == change.block.parent)
+    return not block.token_ids or block.parent == last.block_hash
 
 
-def _start(change: Stored, kv: KVCacheManager, name_of: NameOf) -> KvBlocksStored:
-    """Returns the event that begins with a block, before it is appended."""
-    group, (namespace, adapter_digest) = kv.groups[change.group], change.block.origin
+def _stored(number: int, blocks: Sequence[StoredBlock], kv: KVCacheManager, name_of: NameOf) -> KvBlocksStored:
+    """Returns the event of blocks of one group that follow each other."""
+    group, (namespace, adapter_digest) = kv.groups[number], blocks[0].origin
     return KvBlocksStored(
-        parent_hash=change.block.parent,
+        hashes=[block.block_hash for block in blocks],
+        parent_hash=blocks[0].parent,
+        token_ids=list(chain.from_iterable(block.token_ids for block in blocks)),
         block_size=group.block_size,
-        group=change.group,
+        group=number,
         adapter_digest=adapter_digest,
         adapter_name=name_of(adapter_digest) if adapter_digest else "",
         namespace=namespace,
+        extra_keys=[block.extra_keys for block in blocks] if any(block.extra_keys for block in blocks) else (),
         window=0 if group.is_state else group.window,
         is_state=group.is_state,
     )
-
-
-def _append(stored: KvBlocksStored, change: Stored) -> None:
-    block = change.block
-    if block.extra_keys or stored.extra_keys:
-        stored.extra_keys.extend([b""] * (len(stored.hashes) - len(stored.extra_keys)))
-        stored.extra_keys.append(block.extra_keys)
-    stored.hashes.append(block.block_hash)
-    stored.token_ids.extend(block.token_ids)

@@ -1,5 +1,6 @@
 """Metrics of events of the KV cache."""
 
+from collections import Counter as Counts
 from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge
@@ -14,10 +15,9 @@ EVENTS = Counter(
 SUBSCRIBERS = Gauge("pagewire:kv_event_subscribers", "Subscribers of SubscribeKvEvents")
 DROPPED = Counter("pagewire:kv_event_subscribers_dropped", "Subscribers that fell too far behind and were ended")
 
-_KINDS = ((Stored, EVENTS.labels("stored")), (Removed, EVENTS.labels("removed")), (Cleared, EVENTS.labels("cleared")))
+_KINDS = {Stored: EVENTS.labels("stored"), Removed: EVENTS.labels("removed"), Cleared: EVENTS.labels("cleared")}
 
 
 def count(changes: Sequence[Change]) -> None:
-    for kind, counter in _KINDS:
-        if number := sum(isinstance(change, kind) for change in changes):
-            counter.inc(number)
+    for kind, number in Counts(map(type, changes)).items():
+        _KINDS[kind].inc(number)
