@@ -192,7 +192,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 if step.new_requests or step.slot_changes:
                     features = await self._features()
                     step = await features.adapters.attach(await features.grammars.attach(step))
-                if step.num_scheduled_tokens.sum() > LARGE_STEP:
+                if sum(request.num_scheduled_tokens) > LARGE_STEP:
                     results.expect_large(step.step_id)
                 self._worker.submit(session, step)
         except Exception as error:

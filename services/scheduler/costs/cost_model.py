@@ -26,6 +26,7 @@ _SCALES = (1 / 128, 1.0, 1 / 32, 1 / 2**18, 1.0)
 _MEMORIES = ((0.95, 1.0), (0.998, 0.02))
 _SWEEPS = 8
 _STEPS_PER_FIT = 8
+_TOLERANCE = 0.02  # of the expected time: nothing is fitted while it holds
 _TINY = 1e-12
 _NO_WORK = StepWork()
 # A step counts as at most this many times slower than expected: on a CPU, the first of its shape is slow. Anything
@@ -98,8 +99,14 @@ class StepCosts:
         self._seconds_alike += self._believed(seconds, self._expected, work.num_prompt_tokens > 0)
         self._num_alike += 1
         self._is_stale = True
-        if self.num_steps < _STEPS_PER_FIT or self.num_steps % _STEPS_PER_FIT == 0:
+        if self.num_steps < _STEPS_PER_FIT or (self.num_steps % _STEPS_PER_FIT == 0 and not self._holds):
             self._fitted()  # otherwise with the next prediction
+
+    @property
+    def _holds(self) -> bool:
+        """Returns whether the latest steps took as long as expected."""
+        expected = self._num_alike * self._expected
+        return abs(self._seconds_alike - expected) <= _TOLERANCE * expected
 
     def _remember(self) -> None:
         """Adds the latest steps to the memories."""

@@ -45,7 +45,11 @@ class ByteLevelJoiner:
 
     def push(self, token_id: int) -> str:
         piece = self._pieces[token_id]
-        return self._decoder.decode(piece) if piece else ""
+        if not piece:
+            return ""
+        if piece.isascii() and not self._decoder.buffer:  # as mostly
+            return piece.decode()  # type: ignore[no-any-return]
+        return self._decoder.decode(piece)
 
     def flush(self) -> str:
         text = self._decoder.decode(b"", True)
