@@ -52,6 +52,7 @@ FEATURES = (
     "services.scheduler.admission",
     "services.scheduler.grammars",
     "services.scheduler.adapters",
+    "services.scheduler.kv_events",
     "services.executor.speculation",
     "services.executor.ranks",
     "services.executor.grammar",

@@ -86,10 +86,9 @@ class Recorder:
         known: list[dict[bytes, StoredBlock]] = [{} for _ in self.found]
         for request in requests:
             if request.blocks.hashed_for == self.executor.weights_version:
-                for group, blocks in enumerate(known):
-                    blocks |= {
-                        one.block_hash: one for one in self._blocks(group, request, 0, len(request.blocks.hashes))
-                    }
+                num_blocks = len(request.blocks.hashes)
+                for number, blocks in enumerate(known):
+                    blocks |= {one.block_hash: one for one in self._blocks(number, request, 0, num_blocks)}
         for number, group in enumerate(self.kv.groups):
             for block_hash in group.pool.hashes:
                 unknown = StoredBlock(block_hash, b"", (), b"", Origin())

@@ -41,7 +41,7 @@ def _event(event: KvEvent) -> dict[str, Any]:
 
 def _stored(stored: KvBlocksStored) -> dict[str, Any]:
     kind = "mamba" if stored.is_state else "sliding_window" if stored.window else "full_attention"
-    event = {
+    event: dict[str, Any] = {
         "type": "BlockStored",
         "block_hashes": [short_hash(one) for one in stored.hashes],
         "parent_block_hash": short_hash(stored.parent_hash) if stored.parent_hash else None,

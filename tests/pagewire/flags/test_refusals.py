@@ -117,7 +117,7 @@ REFUSED = [
     ("dense --tokenizer nix/", "no model 'nix/': there is no such file or directory; name an existing one"),
     # Of the scheduler.
     ('dense --kv-events-config {"a":1}', "--kv-events-config has unknown keys: a; known are enable_kv_cache_events"),
-    ('dense --kv-events-config {"hwm":0}', "--kv-events-config: hwm is 0; it must be an integer of at least 1"),
+    ('dense --kv-events-config {"hwm":0}', "--kv-events-config: hwm is 0; it must be an integer from 1 to 2147483647"),
     ('dense --kv-events-config {"publisher":"x"}', "--kv-events-config: publisher 'x' is none of zmq, null"),
     ('dense --kv-events-config {"endpoint":"5557"}', "endpoint is '5557'; it must be tcp://HOST:PORT, tcp://*:PORT or"),
     # Of the executor.

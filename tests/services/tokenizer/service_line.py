@@ -4,7 +4,7 @@ A request for a vector gets (0.6, 0, 0.8) or what `vectors` says, or of a classi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +133,14 @@ class FakeScheduler(SchedulerLinkServiceServicer):
             raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"there is no adapter {request.name}")
         return admin_pb2.AdminServiceUnloadAdapterResponse()
 
+    async def reset(self, request: admin_pb2.ResetPrefixCacheRequest) -> admin_pb2.ResetPrefixCacheResponse:
+        return admin_pb2.ResetPrefixCacheResponse()
+
+    async def subscribe(
+        self, request: admin_pb2.SubscribeKvEventsRequest
+    ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]:
+        yield admin_pb2.SubscribeKvEventsResponse(snapshot_parts_left=1)
+
     def _start(self, stream_id: int, queue: asyncio.Queue, submission: TokenSubmission) -> None:
         request = submission.request
         self.submissions.append(submission)
@@ -235,7 +243,7 @@ class TokenizerLine:
     async def start_scheduler(self) -> None:
         server = rpc.Server([self.config.scheduler_address])
         server.add(self.scheduler, add_SchedulerLinkServiceServicer_to_server, _SCHEDULER, is_link=True)
-        server.add_admin("scheduler", adapters=self.scheduler)
+        server.add_admin("scheduler", adapters=self.scheduler, caches=self.scheduler)
         await server.start()
         await server.set_serving(True)
         self._scheduler_server = server

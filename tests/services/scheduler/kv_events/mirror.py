@@ -8,7 +8,7 @@ from pagewire.v1.admin_pb2 import KvBlocksStored, KvEventsPosition, SubscribeKvE
 
 
 class Held(NamedTuple):
-    """What is told of a block."""
+    """The facts about a block."""
 
     parent: bytes
     token_ids: tuple[int, ...]
@@ -21,7 +21,7 @@ Groups = dict[int, dict[bytes, Held]]
 
 @dataclass
 class Mirror:
-    """What can be found, by name and incarnation of the executor, and by group and hash."""
+    """The findable blocks, by name and incarnation of the executor, and by group and hash."""
 
     found: dict[tuple[str, int], Groups] = field(default_factory=dict)
     position: KvEventsPosition = field(default_factory=KvEventsPosition)

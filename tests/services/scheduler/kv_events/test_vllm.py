@@ -21,7 +21,7 @@ from tests.services.scheduler.values.test_images import image
 
 PROMPT = list(range(1, 14))  # three blocks of 4 and a token
 END = b"\xff" * 8
-SUB, REQ, SUBSCRIBE = 2, 3, 6  # as ZeroMQ numbers them
+SUB, DEALER, SUBSCRIBE = 2, 5, 6  # as ZeroMQ numbers them
 
 
 class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
@@ -141,7 +141,7 @@ async def test_what_blocks_depend_on_is_told() -> None:
         salted, adapted, pictured = [one for one in sockets[0].events if isinstance(one, BlockStored)]
         assert salted.extra_keys is not None and [len(one or ()) for one in salted.extra_keys] == [1, 0, 0]
         assert adapted.extra_keys is not None and [len(one or ()) for one in adapted.extra_keys] == [2, 1, 1]
-        assert adapted.lora_name == adapted.extra_keys[1][0] == "d1"
+        assert adapted.lora_name == "d1" and adapted.extra_keys[1:] == [["d1"], ["d1"]]
         assert pictured.extra_keys is not None and [len(one or ()) for one in pictured.extra_keys] == [0, 1, 0]
 
 
@@ -227,7 +227,7 @@ async def test_real_sockets_publish_and_replay(tmp_path: object) -> None:
     line.caches.start()
     task = asyncio.create_task(publisher.run())
     context = zmq.Context()
-    subscriber, asker = context.socket(SUB), context.socket(REQ)
+    subscriber, asker = context.socket(SUB), context.socket(DEALER)
     subscriber.setsockopt(SUBSCRIBE, b"")
     subscriber.connect(config.endpoint)
     asker.connect(config.replay_endpoint)
@@ -238,8 +238,11 @@ async def test_real_sockets_publish_and_replay(tmp_path: object) -> None:
                 line.caches.flush()
             _, number, payload = await subscriber.recv_multipart()
             assert decoded(payload).events == [AllBlocksCleared()]
-            await asker.send(number)
-            assert await asker.recv_multipart() == [b"", number, payload]
+            await asker.send_multipart([b"", number])
+            answers = [await asker.recv_multipart()]
+            while answers[-1] != [b"", b"", END, b""]:
+                answers.append(await asker.recv_multipart())
+            assert answers[0] == [b"", b"", number, payload]
     finally:
         task.cancel()
         context.destroy(linger=0)
