@@ -521,6 +521,11 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             found_adapters=self._found_adapters(),
         )
 
+    @property
+    def adapters(self) -> dict[str, common_pb2.Adapter]:
+        """The adapters that it was given, by digest."""
+        return {digest: adapter for (_, digest), adapter in self.given_adapters.items()}
+
     def _found_adapters(self) -> Iterator[executor_pb2.FoundAdapter]:
         for path, digest in self.adapter_files.items():
             if path.startswith("/ad/") and (path, digest) not in self.hidden_adapters:
