@@ -227,7 +227,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         valid=POSITIVE,
     )
     lora_dir: str | None = flag(
-        None, "directory of adapters that requests may name without loading them first", group="adapters"
+        None, "directory of adapters that requests may name; what changes in it is noticed", group="adapters"
     )
     num_threads: int | None = flag(
         None,

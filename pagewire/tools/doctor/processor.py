@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from pagewire.config import ServeConfig
 from pagewire.process.cpu_sets import cpu_set, cpu_text
@@ -18,6 +19,8 @@ _INSTRUCTIONS = (
     ("asimd", "NEON"),
 )
 _MUCH_STEALING = 0.02
+# Of a command line in /proc: a service.
+_SERVICE = re.compile(r"pagewire\.cli\0(?:executor|gateway|scheduler|tokenizer)\b")
 
 
 def check_processor(host: Host, config: ServeConfig) -> Findings:
@@ -131,11 +134,13 @@ def _load(host: Host, num_cores: int) -> Finding:
     load = float(text.split()[0])
     if load <= max(1.0, 0.5 * num_cores):
         return ok("load", f"{load:g} processes want to run")
-    return warning(
+    # A server that computes, or has just started, is such a load itself.
+    is_served = any(_SERVICE.search(host.read(path) or "") for path in host.glob("/proc/[0-9]*/cmdline"))
+    return (note if is_served else warning)(
         "load",
-        f"{load:g} processes want to run, on {num_cores} cores",
-        "unless these are Pagewire's own, steps share cores with others and become late",
-        "stop them, or bind Pagewire to other cores (--cpu-bind)",
+        f"{load:g} processes want to run, on {num_cores} cores" + (", Pagewire's own among them" if is_served else ""),
+        "steps share cores with others and become late",
+        "stop the others, or bind Pagewire to other cores (--cpu-bind)",
     )
 
 

@@ -68,6 +68,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
     num_streams: int = 0
     adapters: dict[str, str] = field(default_factory=dict)  # name -> digest, of those in the greeting
     adapter_files: dict[str, str] = field(default_factory=dict)  # name or path -> digest, of those that can be loaded
+    adapters_asked_for: list[str] = field(default_factory=list)  # names
     # Said instead of tokens, by the index of the request's arrival.
     errors: dict[int, common_pb2.RequestError] = field(default_factory=dict)
     _running: dict[tuple[int, int], _Running] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
     async def load(
         self, request: admin_pb2.AdminServiceLoadAdapterRequest
     ) -> admin_pb2.AdminServiceLoadAdapterResponse:
+        self.adapters_asked_for.append(request.name)
         digest = self.adapter_files.get(request.path or request.name)
         if digest is None:
             raise rpc.RpcError(grpc.StatusCode.NOT_FOUND, f"there is no adapter {request.name}")

@@ -39,6 +39,8 @@ def test_a_good_machine_has_nothing_to_look_at(tmp_path) -> None:
         ("hyper-threads", Level.NOTE, {f"{_CPU}/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}"
                                        for n in range(8)}, "8 processors are 4 cores|--num-threads 4"),
         ("load", Level.WARNING, {"/proc/loadavg": "9.50 1 1 1/1 1"}, "9.5"),
+        ("load", Level.NOTE, {"/proc/loadavg": "9.50 1 1 1/1 1",
+                              "/proc/812/cmdline": "python\0-m\0pagewire.cli\0executor\0--model=m"}, "own among"),
         ("stolen time", Level.WARNING, {"/proc/stat": "cpu  10 0 10 70 0 0 0 10 0 0"}, "10.0%"),
         ("throttling", Level.WARNING, {"/sys/fs/cgroup/cpu.stat": "nr_periods 100\nnr_throttled 30"}, "30 of 100"),
         ("out of memory", Level.WARNING, {"/sys/fs/cgroup/memory.events": "oom 4\noom_kill 3"}, "3 processes|raise"),

@@ -50,6 +50,15 @@ async def test_an_unknown_name_is_not_found(line_of, pool) -> None:
             assert code is grpc.StatusCode.NOT_FOUND and "served here: m, x" in details
 
 
+async def test_unknown_names_cost_schedulers_nothing(line_of, pool) -> None:
+    async with line_of(x="xx").running(pool=pool) as line:
+        for name in ("other", "../x", "x" * 10_000, "m:", "x:m", "\n"):
+            code, details = await code_of(line.generate(text="x", model=name))
+            assert code is grpc.StatusCode.NOT_FOUND and len(details) < 300
+        await line.generate(text="x", model="found")
+    assert line.scheduler.adapters_asked_for == ["found"]
+
+
 async def test_tokens_are_those_of_the_model(line_of, pool) -> None:
     async with line_of(x="xx").running(pool=pool) as line:
         of_model, of_adapter = [
