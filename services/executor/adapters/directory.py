@@ -17,7 +17,8 @@ from pagewire.v1.executor_pb2 import FoundAdapter
 
 logger = logging.getLogger(__name__)
 
-_MOST = 10_000  # entries of the directory that a look takes in
+_MOST = 10_000  # folders and .gguf files that a look takes in
+_MOST_ENTRIES = 100_000  # of any kind
 # Seconds since the last change after which files that were not seen before count as complete.
 _SETTLED_S = 2.0
 
@@ -60,7 +61,7 @@ class Directory:
         self._seen = seen
         for noted in (self._reads, self._hidden):
             for name in noted.keys() - seen.keys():
-                del noted[name]
+                noted.pop(name, None)
         return found
 
     def _found(self, name: str, digest: str = "", problem: str = "") -> FoundAdapter:
@@ -69,13 +70,14 @@ class Directory:
     def _look(self) -> dict[str, _Stamp]:
         try:
             with os.scandir(self.path) as entries:
-                names = [entry.name for entry in islice(entries, _MOST + 1)]
+                listed = list(islice(entries, _MOST_ENTRIES + 1))
+            names = [entry.name for entry in listed if entry.name.endswith(".gguf") or entry.is_dir()]
         except OSError as error:
             self._complain(f"--lora-dir {self.path} cannot be read ({error.strerror}); its adapters are not found")
             return {}
         unfit = [name for name in names if not is_adapter_name(name)]
-        if len(names) > _MOST:
-            self._complain(f"--lora-dir {self.path}: only {_MOST} of its entries are looked at; move some elsewhere")
+        if len(names) > _MOST or len(listed) > _MOST_ENTRIES:
+            self._complain(f"--lora-dir {self.path} has too many entries: some are not found; move some elsewhere")
         elif unfit:
             what = f"--lora-dir {self.path}: requests cannot name {unfit[0]!r:.100}; use letters, digits and ._:+@-"
             self._complain(what)

@@ -116,9 +116,18 @@ def test_a_large_directory_is_looked_at_in_part(
         write(tmp_path / str(index))
     directory = Directory(str(tmp_path))
     assert len(found(directory)) == 3 == len(found(directory))
-    assert [record.getMessage() for record in caplog.records if "only 3" in record.getMessage()] == [
-        f"--lora-dir {tmp_path}: only 3 of its entries are looked at; move some elsewhere"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"--lora-dir {tmp_path} has too many entries: some are not found; move some elsewhere"
     ]
+
+
+def test_other_files_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 3)
+    for index in range(20):
+        (tmp_path / f"{index}.txt").touch()
+    for index in range(3):
+        write(tmp_path / f"x{index}")
+    assert len(found(Directory(str(tmp_path)))) == 3
 
 
 def test_a_directory_that_is_missing_holds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
