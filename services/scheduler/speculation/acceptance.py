@@ -14,10 +14,12 @@ from pagewire.services.scheduler.values.request import Request
 
 # Assumed while nothing is known: better than most texts, so that drafts are tried.
 _FIRST_PRIOR = 0.7
-_WEIGHT = 3.0  # of a prior, in observations
-# The share of an observation that remains after the next one: a text changes within a few steps, a tenant's usage
-# slowly.
-_KEPT, _KEPT_OF_SHARED = 0.8, 0.99
+# The weight of a prior in observations, and the share of an observation that remains after the next one. What is found
+# in a text depends on the text, which changes within a few steps; a tenant's usage changes slowly. How often a model is
+# right depends on the model more than on the text.
+_WEIGHT, _KEPT = 3.0, 0.8
+_WEIGHT_OF_MODEL, _KEPT_BY_MODEL = 10.0, 0.9
+_KEPT_OF_SHARED = 0.99
 # The number of observations of other requests after which a request uses them again.
 _STALE_AFTER = 32
 _KEPT_OF_STALE = 0.5
@@ -28,13 +30,14 @@ _GRAIN = 64
 class Acceptance:
     """The acceptance of one request, or of a tenant's requests."""
 
-    __slots__ = ("_accepted", "_asked", "_chances", "_found", "_kept", "_shared", "_shared_seen", "_tried", "num_seen")
+    __slots__ = ("_accepted", "_asked", "_chances", "_found", "_kept", "_shared", "_shared_seen", "_tried", "_weight", "num_seen")
 
-    def __init__(self, max_drafts: int, shared: "Acceptance | None" = None) -> None:
+    def __init__(self, max_drafts: int, shared: "Acceptance | None" = None, *, by_model: bool = False) -> None:
         """max_drafts: the limit of a step. shared: for a request, that of its tenant, which also learns from the
-        request's steps."""
+        request's steps. by_model: a model drafts."""
         self._shared = shared
-        self._kept = _KEPT_OF_SHARED if shared is None else _KEPT
+        self._kept = _KEPT_OF_SHARED if shared is None else _KEPT_BY_MODEL if by_model else _KEPT
+        self._weight = _WEIGHT_OF_MODEL if by_model and shared is not None else _WEIGHT
         self._accepted = [0.0] * max_drafts  # by position
         self._tried = [0.0] * max_drafts
         self._asked = self._found = 0.0  # numbers of drafts
@@ -93,7 +96,7 @@ class Acceptance:
         for i, (accepted, tried) in enumerate(zip(self._accepted, self._tried, strict=True)):
             # For shared acceptance, a position is like the previous one until more is known.
             prior = priors[i] if priors is not None else shares[-1] if shares else _FIRST_PRIOR
-            shares.append((accepted + _WEIGHT * prior) / (tried + _WEIGHT))
+            shares.append((accepted + self._weight * prior) / (tried + self._weight))
         return shares
 
 

@@ -41,6 +41,7 @@ _REQUESTS_PER_REST = 4
 # largest share of all steps, which applies while drafts gain little or little is known.
 _SHARE_OF_PLAIN, _MOST_PLAIN = 0.01, 0.2
 _MAX_TENANTS = 1024
+_LOOKUPS = ("ngram", "suffix")  # methods that find their drafts in texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Plan:
 
 NO_DRAFTS = Plan()
 # Of an executor that states none.
-_ONLY_METHOD = (DraftMethod("", ((1, 0.0),)),)
+_ONLY_METHOD = (DraftMethod("ngram", ((1, 0.0),)),)
 
 
 class Speculation:
@@ -217,7 +218,8 @@ class Speculation:
                 if len(self._shared) >= _MAX_TENANTS:
                     del self._shared[next(iter(self._shared))]
                 shared = self._shared[key] = Acceptance(self._max_drafts)
-            acceptance = of_request[name] = Acceptance(self._max_drafts, shared)
+            by_model = name not in _LOOKUPS
+            acceptance = of_request[name] = Acceptance(self._max_drafts, shared, by_model=by_model)
         return acceptance
 
     def expected(self, step: ScheduledStep) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,18 @@ from hypothesis import strategies as st
 from pagewire.config.values import drafts
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
+from pagewire.kernels.quantized import PackedGrouped
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
+from pagewire.services.executor.loading.twins import twins
 from pagewire.services.executor.models.decoder import DecoderModel
+from pagewire.services.executor.speculation import quantized_copy as of_copy
 from pagewire.services.executor.speculation.draft_steps import Target
-from pagewire.services.executor.speculation.quantized_copy import quantized_copy
-from pagewire.services.executor.speculation.self_draft import SelfDraft
-from pagewire.services.executor.step.step import StepOutput
+from pagewire.services.executor.speculation.drafters import own_bytes
+from pagewire.services.executor.speculation.ngram import NgramProposer
+from pagewire.services.executor.speculation.quantized_copy import quantized_copy, saved_bytes, shared_copy
+from pagewire.services.executor.speculation.self_draft import IdleSelfDraft, SelfDraft
+from pagewire.services.executor.speculation.several import SeveralProposers
+from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
@@ -118,6 +126,83 @@ def test_texts_equal_plain_decoding(model: DecoderModel, target: Target, seed: i
     for request_id, tokens in driver.tokens.items():
         sampling = KINDS[request_id % len(KINDS)]
         assert tokens == alone(model, prompt(5 + request_id, request_id), len(tokens), sampling)[: len(tokens)]
+
+
+class Choosing(SeveralProposers):
+    """Chooses the method of each request at random, as any scheduler may; 2 names none of them."""
+
+    rng = np.random.default_rng(7)
+
+    def propose(self, step: Step, *others: Any) -> np.ndarray | None:
+        return super().propose(replace(step, draft_methods=self.rng.integers(0, 3, len(step.request_ids))), *others)
+
+
+@pytest.mark.parametrize("num_pieces", [0, 3, 1000])
+def test_texts_are_those_of_plain_decoding_by_whatever_methods(model: DecoderModel, num_pieces: int) -> None:
+    """Also while the copy is made."""
+    target = Target(model, LIMITS, 64, CPU)
+    lookup, copy = NgramProposer(NUM_DRAFTS, 3, 1), IdleSelfDraft(target, shared_copy(model), 4, NUM_DRAFTS)
+    driver = make_driver(model, proposer=Choosing([lookup, copy]))
+    for _ in range(num_pieces):
+        if not driver.runner.record_missing():
+            break
+    for request_id, kind in enumerate(KINDS):
+        driver.add(request_id, prompt(12, request_id), kind)
+        driver.step({request_id: 12})
+    for _ in range(8):
+        driver.step(dict.fromkeys(driver.tokens, 1 + NUM_DRAFTS), dict.fromkeys(driver.tokens, NUM_DRAFTS))
+    for request_id, tokens in driver.tokens.items():
+        assert tokens == alone(model, prompt(12, request_id), len(tokens), KINDS[request_id])
+
+
+def prepared(proposer: IdleSelfDraft) -> IdleSelfDraft:
+    while proposer.prepare():
+        pass
+    return proposer
+
+
+def test_a_copy_that_is_made_later_drafts_once_it_is_complete(tmp_path: Path) -> None:
+    """Other weights make it incomplete again, and it keeps its memory, which recorded steps have the addresses of."""
+    model = tiny_llama(tmp_path)
+    copy = shared_copy(model)
+    proposer = IdleSelfDraft(Target(model, LIMITS, 64, CPU), copy, 4, NUM_DRAFTS)
+    driver = make_driver(model, proposer=proposer)
+    driver.add(0, prompt(20, 1))
+    driver.step({0: 20})
+    assert num_steps(driver, 6) == 5 and not proposer.prefer(0), "a token each"
+    prepared(proposer)
+    assert proposer.prefer(0) and num_steps(driver, 26) < 12
+    own = [part for module in copy.modules() for part in module.parts if isinstance(part, PackedGrouped)]
+    places = [part.codes.data_ptr() for part in own]
+    with torch.inference_mode():
+        for module in model.modules():
+            for part in module.parts:
+                part.tensor.copy_(part.tensor.flip(0))  # type: ignore[attr-defined]
+    driver.runner.on_other_weights()
+    assert not proposer.prefer(0)
+    prepared(proposer)
+    assert [part.codes.data_ptr() for part in own] == places
+    driver.add(1, prompt(20, 1))
+    driver.step({1: 20})
+    for _ in range(8):
+        driver.step({1: 1 + NUM_DRAFTS}, {1: NUM_DRAFTS})
+    assert len(driver.tokens[1]) > 20
+    assert driver.tokens[1][:20] == alone(model, prompt(20, 1), 20)
+
+
+def test_the_memory_of_a_copy_is_foretold(model: DecoderModel) -> None:
+    foretold, replaced = saved_bytes(model, 4)
+    copy = quantized_copy(model, 4)
+    assert foretold == pytest.approx(own_bytes(copy, model), rel=0.25)  # the tiny model's rows are padded to tiles
+    assert replaced > foretold
+    assert saved_bytes(copy, 4) == (0, 0)
+
+
+def test_a_weight_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch, model: DecoderModel) -> None:
+    whole = quantized_copy(model, 4)
+    monkeypatch.setattr(of_copy, "_CHUNK", 1)
+    pieces = quantized_copy(model, 4)
+    assert all(torch.equal(one, other) for one, other in twins(whole, pieces))
 
 
 def test_other_weights_are_rounded_anew(tmp_path: Path) -> None:

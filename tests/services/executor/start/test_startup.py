@@ -163,7 +163,9 @@ def test_available_memory_is_measured():
 def test_the_containers_limit_bounds_the_default_cache(directory: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cgroup, "available_memory", lambda: 2**20)
     assert memory.available_cpu_bytes() == 2**20
-    assert start(directory, max_num_seqs=2048, spec_method="none")[1].kv_cache_bytes == 2**18, "a quarter of what is free"
+    assert start(directory, max_num_seqs=2048, spec_method="none")[1].kv_cache_bytes == 2**18, (
+        "a quarter of what is free"
+    )
 
 
 def test_cuda_without_cuda_is_an_error():

@@ -3,8 +3,8 @@
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -87,7 +87,7 @@ def rate(
     in all. slower: steps with drafts take so many times what was measured. drafting: seconds for each token of the
     longest draft; told: what the executor has told of that. noise: of all steps' times. share_found: of the requests in
     a step, those for which there are drafts. asking: steps that ask for some take so much longer."""
-    info = replace(executor_info(measured or curve), draft_methods=(DraftMethod("drafts", ((1, told),)),))
+    info = replace(executor_info(measured or curve), draft_methods=(DraftMethod("ngram", ((1, told),)),))
     speculation, draw, noise_draw = Speculation(info), random.Random(3), random.Random(4)
     requests, lengths = [decoding(i) for i in range(num_streams)], [0] * num_streams
     seconds, in_flight = 0.0, deque[ScheduledStep]()
@@ -112,6 +112,105 @@ def rate(
         if constant is None:
             speculation.learn(step, StepResult(1, [], gains, [], num_drafted=drafted), took)
     return sum(lengths) / seconds
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method of an executor. seconds: of a round, by its requests."""
+
+    chance: float
+    share_found: float
+    seconds: Curve
+
+
+def rates(curve: Curve, ways: Sequence[Way], num_streams: int, *, is_later: bool = False) -> tuple[float, float]:
+    """Tokens per second as is decided, and without drafts, with requests of 96 tokens. is_later: the last method finds
+    something only behind a thousand tokens, and nothing is known of its costs."""
+    methods = [DraftMethod("copy" if i else "ngram", tuple((n, way.seconds(n)) for n in (1, 8))) for i, way in enumerate(ways)]
+    if is_later:
+        methods[-1] = DraftMethod("later", comes_later=True)
+    speculation = Speculation(replace(executor_info(curve), draft_methods=tuple(methods)))
+    draw, ids = random.Random(3), itertools.count()
+    requests = [decoding(next(ids)) for _ in range(num_streams)]
+    left = dict.fromkeys(range(num_streams), 96)
+    total, num_steps, seconds = 0, 0, 0.0
+    while total < 3000 * num_streams:
+        plan, num_steps = speculation.plan(requests), num_steps + 1
+        step = ScheduledStep(1, sampled=list(requests), draft_methods=plan.methods)
+        step.drafts_of = {i: drafts for i, request in enumerate(requests) if (drafts := plan.of(request))}
+        step.work.num_decodes = num_streams + sum(step.drafts_of.values())
+        drafted, gains = [0] * num_streams, [1] * num_streams
+        by_way: list[list[int]] = [[] for _ in ways]
+        for i, asked in step.drafts_of.items():
+            method = plan.methods.get(requests[i].request_id, 0)
+            is_absent = is_later and method == len(ways) - 1 and total < 1000
+            drafted[i] = 0 if is_absent else asked * (draw.random() < ways[method].share_found)
+            by_way[method].append(drafted[i])
+            right = itertools.takewhile(lambda _, way=ways[method]: draw.random() < way.chance, range(drafted[i]))  # type: ignore[misc]
+            gains[i] += sum(1 for _ in right)
+        rounds = [(way, max(counts), sum(counts)) for way, counts in zip(ways, by_way, strict=True) if any(counts)]
+        took = curve(num_streams + sum(drafted)) + 120e-6 * bool(step.drafts_of)
+        took += sum(longest * way.seconds(count / longest) for way, longest, count in rounds)
+        seconds, total = seconds + took, total + sum(gains)
+        speculation.learn(step, StepResult(1, [], gains, [], num_drafted=drafted), took)
+        for i, request in enumerate(requests):
+            left[request.request_id] -= gains[i]
+            if left[request.request_id] <= 0:
+                requests[i] = decoding(next(ids))
+                left[requests[i].request_id] = 96
+    return total / seconds, num_streams / curve(num_streams)
+
+
+def small_server(num_tokens: float) -> float:
+    return 0.0035 + 0.0009 * num_tokens
+
+
+def large_model(num_tokens: float) -> float:
+    return 0.020 + 0.0003 * num_tokens
+
+
+LOOKUPS = {"chat": (0.2, 0.5), "quotes": (0.85, 1.0), "random": (0.05, 0.3)}  # chance, share found
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+@pytest.mark.parametrize("num_streams", [1, 8])
+@pytest.mark.parametrize("text", LOOKUPS)
+@pytest.mark.parametrize("curve", [small_server, large_model])
+def test_of_two_methods_the_better_one_drafts(curve: Curve, text: str, num_streams: int, is_later: bool) -> None:
+    lookup = Way(*LOOKUPS[text], lambda num_requests: 1e-5)
+    copy = Way(0.95, 1.0, lambda num_requests: 0.45 * curve(num_requests))
+    decided, plain = rates(curve, [lookup, copy], num_streams, is_later=is_later)
+    alone = [rates(curve, [way], num_streams)[0] for way in (lookup, copy)]
+    assert decided >= 0.98 * plain
+    assert decided >= (0.75 if is_later else 0.9) * max(alone)
+    if num_streams == 1 and text == "chat":
+        assert decided >= 1.15 * plain
+
+
+def test_a_method_that_is_refused_costs_little_beside_another() -> None:
+    ways = [Way(0.02, 0.5, lambda num_requests: 1e-5), Way(0.02, 1.0, lambda num_requests: 0.5 * large_model(1))]
+    decided, plain = rates(large_model, ways, 1)
+    assert decided >= 0.98 * plain
+
+
+def test_each_request_of_a_step_drafts_by_its_method() -> None:
+    methods = DraftMethod("ngram", ((1, 1e-5),)), DraftMethod("copy", ((1, 0.003), (8, 0.003)))
+    speculation = Speculation(replace(executor_info(large_model), draft_methods=methods))
+    quoting, chatting = requests = [decoding(i) for i in range(2)]
+    for _ in range(200):
+        plan = speculation.plan(requests)
+        drafts = [plan.of(request) for request in requests]
+        by_copy = [plan.methods.get(request.request_id, 0) for request in requests]
+        step = ScheduledStep(1, sampled=requests, draft_methods=plan.methods)
+        step.drafts_of = {i: count for i, count in enumerate(drafts) if count}
+        step.work.num_decodes = 2 + sum(drafts)
+        gains = [1 + drafts[0] * (not by_copy[0]), 1 + drafts[1] * by_copy[1]]
+        took = large_model(2 + sum(drafts)) + 0.003 * max(
+            [0, *(n for n, copy in zip(drafts, by_copy, strict=True) if copy)]
+        )
+        speculation.learn(step, StepResult(1, [], gains, [], num_drafted=drafts), took)
+    plans = [plan for _ in range(5) if (plan := speculation.plan(requests)).of(quoting) > 1 < plan.of(chatting)]
+    assert plans and all((plan.methods[0], plan.methods[1]) == (0, 1) for plan in plans)
 
 
 @cache
