@@ -37,8 +37,9 @@ class SpeculationConfig:
     spec_method: str = flag(
         AUTO,
         "method that drafts tokens; ngram: continues as the same text did before, suffix: as outputs of other "
-        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: ngram on a CPU if the model "
-        "supports drafts, in steps of fewer than 16 requests, or what other flags name, none: no drafts",
+        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: on a CPU, ngram and, for weights "
+        "of 16 bits or more, a copy of the model in 4 bits, as pays in steps of fewer than 16 requests, if the model "
+        "supports drafts, or what other flags name, none: no drafts",
         group="speculation",
         choices=(*METHODS, AUTO, "none"),
     )
@@ -126,7 +127,7 @@ class Speculation:
     prompt_lookup_max: int = 8
     prompt_lookup_min: int = 1
     adaptive: bool = True  # draft only as many tokens as pay off
-    if_possible: bool = False  # without support for drafts, draft nothing instead of refusing to start
+    if_possible: bool = False  # by default: what the setup supports, also with a copy of the model
     # [(requests, tokens)] in rising order: in steps with at least this many requests, each gets at most this many
     # drafts. From num_speculative_tokens_per_batch_size and disable_by_batch_size.
     draft_bounds: tuple[tuple[int, int], ...] = ()

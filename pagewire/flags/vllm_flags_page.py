@@ -15,7 +15,7 @@ Pagewire takes a command line or a YAML file of `vllm serve` as it is: write `pa
 meaning have the same names, in every spelling of vLLM: `--max-num-seqs 64`, `--max-num-seqs=64`, `--max_num_seqs 64`,
 `--enable-prefix-caching True`, `--no-enable-prefix-caching`, `-tp 2`, `--served-model-name a b`,
 `--speculative-config.method ngram`. `pagewire serve ... --show-config` prints the resulting configuration and starts
-nothing. One default differs: on CPUs, n-grams draft tokens, which changes no answer; `--spec-method none` turns them
+nothing. One default differs: on CPUs, tokens are drafted, which changes no answer; `--spec-method none` turns that
 off.
 
 Pagewire answers every other flag of vLLM with one line, also flags of tutorials that vLLM has dropped. A flag with

@@ -30,7 +30,18 @@ _GRAIN = 64
 class Acceptance:
     """The acceptance of one request, or of a tenant's requests."""
 
-    __slots__ = ("_accepted", "_asked", "_chances", "_found", "_kept", "_shared", "_shared_seen", "_tried", "_weight", "num_seen")
+    __slots__ = (
+        "_accepted",
+        "_asked",
+        "_chances",
+        "_found",
+        "_kept",
+        "_shared",
+        "_shared_seen",
+        "_tried",
+        "_weight",
+        "num_seen",
+    )
 
     def __init__(self, max_drafts: int, shared: "Acceptance | None" = None, *, by_model: bool = False) -> None:
         """max_drafts: the limit of a step. shared: for a request, that of its tenant, which also learns from the

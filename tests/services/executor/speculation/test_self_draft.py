@@ -139,7 +139,7 @@ class Choosing(SeveralProposers):
 
 @pytest.mark.parametrize("num_pieces", [0, 3, 1000])
 def test_texts_are_those_of_plain_decoding_by_whatever_methods(model: DecoderModel, num_pieces: int) -> None:
-    """Also while the copy is made."""
+    """Checks every stage of the copy: not begun, in part, complete."""
     target = Target(model, LIMITS, 64, CPU)
     lookup, copy = NgramProposer(NUM_DRAFTS, 3, 1), IdleSelfDraft(target, shared_copy(model), 4, NUM_DRAFTS)
     driver = make_driver(model, proposer=Choosing([lookup, copy]))
