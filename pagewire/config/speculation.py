@@ -37,9 +37,9 @@ class SpeculationConfig:
     spec_method: str = flag(
         AUTO,
         "method that drafts tokens; ngram: continues as the same text did before, suffix: as outputs of other "
-        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: on a CPU, ngram and, for weights "
-        "of 16 bits or more, a copy of the model in 4 bits, as pays in steps of fewer than 16 requests, if the model "
-        "supports drafts, or what other flags name, none: no drafts",
+        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: on a CPU, ngram and, for "
+        "weights of 16 bits or more, a copy of the model in 4 bits, as pays in steps of fewer than 16 requests, if the "
+        "model supports drafts, or what other flags name, none: no drafts",
         group="speculation",
         choices=(*METHODS, AUTO, "none"),
     )
