@@ -437,8 +437,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         adapters: names of those that it starts with, with digests. adapter_files: paths of those that can be loaded,
         with digests; a digest "bad" is refused. --lora-dir is /ad."""
         self.adapter_files = {} if adapter_files is None else adapter_files
-        self.adapters = {
-            digest: common_pb2.Adapter(name=name, path=f"/{name}", digest=digest, rank=8)
+        self.given_adapters = {
+            (name, digest): common_pb2.Adapter(name=name, path=f"/{name}", digest=digest, rank=8)
             for name, digest in (adapters or {}).items()
         }
         self.has_been_asked_for_adapter, self.has_unloaded = asyncio.Event(), asyncio.Event()
@@ -516,7 +516,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             dtype="none",
             weights=self.weights,
             max_adapters=self.executor.max_adapters,
-            adapters=self.adapters.values(),
+            adapters=self.given_adapters.values(),
             adapter_directory="/ad",
             found_adapters=self._found_adapters(),
         )
@@ -542,6 +542,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.has_been_asked_for_adapter.set()
         await self.may_load_adapter.wait()
         if wanted.digest in self.adapters:  # it is in memory
+            self.given_adapters[wanted.name, wanted.digest] = wanted
             return executor_pb2.LoadAdapterResponse(adapter=wanted)
         digest = self.adapter_files.get(wanted.path)
         if digest is None:
@@ -552,7 +553,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         if wanted.digest not in ("", digest):
             raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"{wanted.path} has other contents now")
         found = common_pb2.Adapter(name=wanted.name, path=wanted.path, digest=digest, rank=8, number=wanted.number)
-        self.adapters[digest] = found
+        self.given_adapters[wanted.name, digest] = found
         self.hidden_adapters.discard((wanted.path, digest))
         self.executor.loaded_adapters.add(digest)
         return executor_pb2.LoadAdapterResponse(adapter=found)
@@ -561,14 +562,18 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.UnloadAdapterResponse:
         if not request.digest:
-            for adapter in self.adapters.values():
-                adapter.name = "" if adapter.name == request.name else adapter.name
+            for key in [key for key in self.given_adapters if key[0] == request.name]:
+                adapter = self.given_adapters.pop(key)
+                if adapter.digest not in self.adapters:
+                    adapter.name = ""
+                    self.given_adapters["", adapter.digest] = adapter
             path = f"/ad/{request.name}"
             self.hidden_adapters.add((path, self.adapter_files.get(path, "")))
             return executor_pb2.UnloadAdapterResponse()
-        if (known := self.adapters.get(request.digest)) is not None and request.name in ("", known.name):
-            del self.adapters[request.digest]
-        if not request.name:
+        for name, digest in list(self.given_adapters):
+            if digest == request.digest and request.name in ("", name):
+                del self.given_adapters[name, digest]
+        if request.digest not in self.adapters:
             self.executor.loaded_adapters.discard(request.digest)
         self.has_unloaded.set()
         return executor_pb2.UnloadAdapterResponse()

@@ -28,6 +28,7 @@ from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.store import Lease
 from pagewire.wire import rpc
+from pagewire.wire.model_names import not_served
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class BatchRun:
         model = self._batch.model
         if model is None or model in (served := await self._served()):
             return
-        logger.warning("batch %s waits for the model %s; served: %s", self._batch.id, model, ", ".join(served))
+        logger.warning("batch %s waits for its model: %s", self._batch.id, not_served(model, served))
         while model not in await self._served():  # noqa: ASYNC110 - the state of another service
             await asyncio.sleep(LOOK_S)
 

@@ -14,6 +14,7 @@ from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.files.files import Files
 from pagewire.gateway.store import Lease, LeaseLost
 from pagewire.wire import rpc
+from pagewire.wire.model_names import names_of
 from pagewire.wire.tenants import Tenant
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ class BatchWorker:
         await run.run(self._room, self._concurrency, self._stopping)
 
     async def _list_models(self) -> list[str]:
-        return [model.id for model in await self._tokenizer.list_models()]
+        listed = await self._tokenizer.list_models()
+        return names_of([one.id for one in listed if not one.parent], [one.id for one in listed if one.parent])
 
     async def _post(self, tenant: Tenant, line: Line, request_id: str) -> Answer:
         return await self._app.post(line.url, line.body, request_id, tenant)

@@ -59,7 +59,7 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(RecursionError)
     async def on_recursion_error(request: Request, error: RecursionError) -> Response:
         # JSON is read and written up to some depth.
-        if request.method != "POST":
+        if request.method not in ("PATCH", "POST", "PUT"):
             raise error  # the fault is not in a body
         return error_response(ApiError(400, "the body is nested too deeply"), request.scope)
 

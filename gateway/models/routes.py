@@ -26,6 +26,7 @@ from pagewire.gateway.models.bodies import (
 )
 from pagewire.gateway.models.translate import tokenize_requests
 from pagewire.v1 import inference_pb2
+from pagewire.wire.model_names import not_served
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -53,12 +54,14 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request, model: str) -> Response:
     """Describes one served model."""
     models = await TOKENIZER.of(request).list_models()
-    for served in models:
-        if served.id == model:
-            for_anthropic = request_context(request.scope).dialect is MESSAGES
-            return json_response(model_info(served) if for_anthropic else _model(served))
-    names = ", ".join(served.id for served in models)
-    raise ApiError(404, f"model {model!r} is not served; served models: {names}", param="model", code="model_not_found")
+    by_name = {one.id: one for one in models}
+    base, _, adapter = model.partition(":")
+    if base in by_name and not by_name[base].parent and adapter in by_name and by_name[adapter].parent:
+        model = adapter
+    if (served := by_name.get(model)) is None:
+        raise ApiError(404, not_served(model, by_name), param="model", code="model_not_found")
+    for_anthropic = request_context(request.scope).dialect is MESSAGES
+    return json_response(model_info(served) if for_anthropic else _model(served))
 
 
 def _model(model: inference_pb2.Model) -> Model:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pagewire.files.json_counts import TooManyValues, check_counts, json_fault
+from pagewire.wire.model_names import not_served
 
 # The values of `url`, if the server has the endpoint.
 ENDPOINTS = (
@@ -104,7 +105,7 @@ def check_models(checked: Checked, served: Collection[str]) -> None:
     """Adds an error for each named model that is not served."""
     for model, number in checked.models.items():
         if model not in served:
-            message = f"no model {model!r}; served: {', '.join(served)}"
+            message = not_served(model, served)
             checked.errors.append(LineError(number, "model_not_found", message, "body.model"))
     checked.errors.sort(key=lambda error: error.number or 0)
 

@@ -10,6 +10,7 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.common_pb2 import Adapter
+from pagewire.wire.model_names import not_served
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Peer
 
@@ -17,8 +18,6 @@ _LoadRequest = admin_pb2.AdminServiceLoadAdapterRequest
 _Loaded = admin_pb2.AdminServiceLoadAdapterResponse
 _Unloaded = admin_pb2.AdminServiceUnloadAdapterResponse
 _Answer = TypeVar("_Answer")
-# Names in the message about one that does not exist.
-_MAX_SHOWN = 20
 
 
 class ServedModels:
@@ -56,10 +55,7 @@ class ServedModels:
         if known is not None and not known.digest:  # it was found, and not loaded yet
             known, why = await self._look_up(bare)
         if known is None:
-            served = [*self.names, *self._link.adapters]
-            more = f" and {len(served) - _MAX_SHOWN} more" if len(served) > _MAX_SHOWN else ""
-            what = f"the model {name!r:.100} does not exist; served here: {', '.join(served[:_MAX_SHOWN])}{more}"
-            raise RpcError(grpc.StatusCode.NOT_FOUND, why or what)
+            raise RpcError(grpc.StatusCode.NOT_FOUND, why or not_served(name, [*self.names, *self._link.adapters]))
         return known
 
     async def _look_up(self, name: str) -> tuple[Adapter | None, str]:

@@ -64,6 +64,14 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
         )
 
 
+def names(config: ExecutorConfig) -> list[str]:
+    """Returns the names of adapters that requests may give from the start. Raises StartupError."""
+    found = [module.name for module in lora_modules(config.lora_modules or "")]
+    if config.lora_dir is not None and Path(config.lora_dir).is_dir():
+        found += sorted(path.name for path in Path(config.lora_dir).iterdir() if is_adapter_name(path.name))
+    return found
+
+
 def check_names(modules: str | None, of_model: Collection[str]) -> None:
     """Raises StartupError for an adapter of --lora-modules with a name of the model."""
     for module in lora_modules(modules or ""):

@@ -12,6 +12,7 @@ from pagewire.batch import lines
 from pagewire.batch.results import NotResults, Results, ResultsInUse
 from pagewire.batch.runner import Away, Runner
 from pagewire.config import WITHOUT_TLS, ServeConfig
+from pagewire.config.values import adapters
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name
 from pagewire.files.writing import check_writable, unwritable
@@ -21,6 +22,7 @@ from pagewire.tools.batch.http_server import HttpServer
 from pagewire.tools.batch.progress import Progress
 from pagewire.tools.client_config import tls_files
 from pagewire.wire.addresses import endpoint
+from pagewire.wire.model_names import names_of
 
 # A server that has not answered for this long will not recover without help.
 AWAY_TIMEOUT_S = 300.0
@@ -47,6 +49,7 @@ def main(argv: list[str]) -> int:
         _refuse_stack_flags(config)
         return _interruptible(config, lambda: asyncio.run(_run_at(str(config.url), config, checked)))
     served = (config.served_model_name or default_served_name(config.model)).split(",")
+    served = names_of(served, adapters.names(config))
     _check_models(checked, served, "name it with --served-model-name, or another model with --model")
     return _interruptible(config, lambda: _run_with_stack(config, checked))
 

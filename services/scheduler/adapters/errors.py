@@ -5,11 +5,20 @@ import grpc
 from pagewire.config.values.adapter_names import RULE, is_adapter_name
 from pagewire.wire.rpc import RpcError
 
+_MAX_PATH_BYTES = 4095
+
 
 def check_name(name: str) -> None:
     """Raises RpcError (INVALID_ARGUMENT) for a name that no adapter can have."""
     if not is_adapter_name(name):
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"name: {RULE}", [("name", f"name: {RULE}")])
+
+
+def check_path(path: str) -> None:
+    """Raises RpcError (INVALID_ARGUMENT) for a path that no file can have."""
+    if "\0" in path or len(path.encode()) > _MAX_PATH_BYTES:
+        what = f"path: expected that of a file, found {path!r:.100}, which is none; name the folder of the adapter"
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("path", what)])
 
 
 def not_found(name: str, why: str = "") -> RpcError:

@@ -10,7 +10,7 @@ import grpc
 
 from pagewire.services.scheduler.adapters import calls
 from pagewire.services.scheduler.adapters.directory import Directory
-from pagewire.services.scheduler.adapters.errors import check_name, not_found, unavailable
+from pagewire.services.scheduler.adapters.errors import check_name, check_path, not_found, unavailable
 from pagewire.services.scheduler.adapters.failed import Failed
 from pagewire.services.scheduler.adapters.loading import Loader
 from pagewire.services.scheduler.adapters.registry import Registry
@@ -96,6 +96,7 @@ class Names:
             adapter = await self.find(request.name)
         else:
             check_name(request.name)
+            check_path(request.path)
             adapter = await asyncio.shield(self._tasks.start(self._load(request)))
         return admin_pb2.AdminServiceLoadAdapterResponse(adapter=convert.from_adapter(adapter))
 

@@ -100,7 +100,17 @@ async def test_adapters_are_listed_with_their_parent(client: httpx.AsyncClient, 
         ("alias", "fake", None),
         ("x", "/x", "fake"),
     ]
-    assert (await client.get("/v1/models/x")).json()["parent"] == "fake"
+    for name in ("x", "fake:x"):
+        model = (await client.get(f"/v1/models/{name}")).json()
+        assert (model["id"], model["parent"]) == ("x", "fake")
+    for name in ("nothing", "fake:nothing", "x:fake"):
+        missing = await client.get(f"/v1/models/{name}")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_body_that_is_nested_too_deeply_is_refused(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    answer = await client.put(ROUTE, content=b"[" * 10_000, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the body is nested too deeply")
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ async def test_what_operators_see(
         await eventually(lambda: len(access_lines(caplog)) == 2)
     done, refused = (line.getMessage() for line in access_lines(caplog))
     assert done.startswith("POST /v1/embeddings 200 ") and done.endswith(" prompt=3")
-    assert refused.endswith(" prompt=0: no model 'missing'; served: fake, alias")
+    assert refused.endswith(" prompt=0: the model 'missing' does not exist; served here: fake, alias")
     assert access_lines(caplog)[0].request_id == "mine"
     exposition = (await client.get("/metrics")).text
     assert 'pagewire:gateway_e2e_request_latency_seconds_count{model_name="fake",operation="embeddings"' in exposition

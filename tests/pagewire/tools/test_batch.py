@@ -179,7 +179,7 @@ async def test_two_do_not_write_one_file(batch: Command, server: Server) -> None
 async def test_models_that_are_not_served_are_refused_at_once(batch: Command, server: Server) -> None:
     write(batch.input, [request(1), request(2, model="other")])
     code, said = await batch.run()
-    assert code == 1 and "line 2: no model 'other'; served: m" in said
+    assert code == 1 and "line 2: the model 'other' does not exist; served here: m" in said
     assert server.bodies == [] and not batch.output.exists()
 
 
@@ -192,7 +192,7 @@ async def test_models_that_are_not_served_are_refused_at_once(batch: Command, se
         (["in.jsonl", "out.jsonl", "--url", "ftp://x"], "--url: expected http://host:port"),
         (["in.jsonl", "out.jsonl", "--url", "http://127.0.0.1:1"], "nothing answers at http://127.0.0.1:1"),
         (["in.jsonl", "out.jsonl", "--url", "http://127.0.0.1:1", "--max-num-seqs", "1"], "--max-num-seqs is for the"),
-        (["in.jsonl", "out.jsonl", "--model", "other"], "line 1: no model 'm'; served: other"),
+        (["in.jsonl", "out.jsonl", "--model", "other"], "line 1: the model 'm' does not exist; served here: other"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said(

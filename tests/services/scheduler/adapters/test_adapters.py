@@ -146,6 +146,8 @@ async def test_an_adapter_is_loaded_on_all_executors(tmp_path: Path) -> None:
     [
         ("x", "/nothing", grpc.StatusCode.NOT_FOUND, "nothing is at /nothing"),
         ("x", "/bad", grpc.StatusCode.INVALID_ARGUMENT, "it is for another model"),
+        ("x", "/" * 4096, grpc.StatusCode.INVALID_ARGUMENT, "path: expected that of a file"),
+        ("x", "/a\0", grpc.StatusCode.INVALID_ARGUMENT, "path: expected that of a file"),
         ("", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
         ("../x", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
         ("x\n", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
@@ -380,6 +382,38 @@ async def test_contents_that_are_gone_end_the_request(tmp_path: Path, monkeypatc
         )
         assert collected.errors[1].code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
         assert not collected.token_ids[1]
+
+
+async def test_a_waiting_request_ends_when_no_executor_has_its_adapter_any_longer(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor({"x": "xx"}, files={}))
+    async with line.running():
+        await line.wait_for_executors(1)
+        await line.kill_executor()
+        await line.wait_for_executors(0)
+        waiting = asyncio.create_task(generate(line, "x"))
+        await line.wait_for_waiting(0)
+        await line.start_executor(executor(files={}))  # without the flag and the files
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="adapter x cannot be used any longer: nothing is at /x"
+        ) as raised:
+            await waiting
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert await generate(line, "") == output("")
+
+
+async def test_a_refused_change_leaves_other_names_of_the_contents(tmp_path: Path) -> None:
+    line = ServiceLine(tmp_path, executor({"x": "xx", "y": "yy"}), executor({"x": "xx", "y": "yy"}))
+    async with line.running():
+        await line.wait_for_executors(2)
+        await load(line, "alias", "/a")
+        with pytest.raises(grpc.aio.AioRpcError, match="already been loaded"):
+            await load(line, "y", "/a")  # with contents that have a name
+        later = ServiceLine(tmp_path, *line.executors, name="later")
+        async with later.running(with_executor=False):
+            await later.wait_for_executors(2)
+            assert await names(later) == ["alias", "x", "y"]
+            outputs = [await generate(later, name) for name in ("alias", "x", "y")]
+            assert outputs == [output("aa"), output("xx"), output("yy")]
 
 
 async def test_a_name_for_a_linked_request_without_contents_is_resolved(tmp_path: Path) -> None:
