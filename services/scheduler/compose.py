@@ -16,6 +16,7 @@ from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.executors import Connect
+from pagewire.services.scheduler.service.held_outputs import HeldOutputs
 from pagewire.services.scheduler.speculation.acceptance import Acceptances
 from pagewire.services.scheduler.speculation.no_drafts import NO_DRAFTS
 from pagewire.services.scheduler.speculation.speculation import Speculation
@@ -63,6 +64,6 @@ def make_engine(
         changed = engine.availability.greet_again
         return Adapters(engine.executors.drivers, engine.wake_all, changed, engine.end_request)
 
-    engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters)
+    engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, HeldOutputs)
     caches.follow(scheduler, engine.executors.drivers, engine.adapters)
     return engine

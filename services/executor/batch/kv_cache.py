@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.config.values import drafts
 from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 from pagewire.services.executor.device.memory import OutOfMemoryError, mib
@@ -32,12 +31,6 @@ def check_dtype(name: str, model_dtype: torch.dtype) -> None:
     """Raises StartupError for a `--kv-cache-dtype` that the kernels cannot read."""
     if refused := values.of_cache_dtype(name, str(model_dtype).removeprefix("torch.")):
         raise StartupError(refused)
-
-
-def check_drafts(model: Model, max_draft_tokens: int) -> None:
-    """Raises StartupError for a model that cannot take back drafted tokens."""
-    if max_draft_tokens and has_state(model):
-        raise StartupError(drafts.of_state(model.config.architecture))
 
 
 def has_state(model: Model) -> bool:

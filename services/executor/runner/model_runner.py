@@ -86,7 +86,6 @@ class ModelRunner:
         self._block_tables = BlockTables(limits.max_num_seqs, max_blocks, pool_sizes, block_tokens, device)
         self.proposer = proposer
         self.kv_caches += proposer.kv_caches
-        kv_cache.check_drafts(model, self.max_draft_tokens)
         self.pooling = pooling
         self._images = images
         self._logprobs_mode = logprobs_mode

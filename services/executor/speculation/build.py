@@ -37,6 +37,8 @@ def make_proposer(
         return None
     if not pooling.generates:
         raise StartupError(drafts.of_vectors())
+    if kv_cache.has_state(target.model):
+        raise StartupError(drafts.of_state(target.model.config.architecture))
     drafts.check(speculation, group.tensor.size, group.stage.count, on_cuda=target.device.type != "cpu")
     most = speculation.num_speculative_tokens
     if speculation.method == "ngram":

@@ -11,10 +11,9 @@ from pagewire.services.scheduler.observed import stats, timeline
 from pagewire.services.scheduler.observed.timeline import DECODE
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.expiry import Expiry
-from pagewire.services.scheduler.service.held_outputs import HeldOutputs
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.request_output import MAX_UNREAD_OF_STREAM, RequestOutput
-from pagewire.services.scheduler.service.seams import Admission
+from pagewire.services.scheduler.service.seams import Admission, HeldOutputs
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.trace import Trace
@@ -33,6 +32,7 @@ class Delivery:
         expiry: Expiry,
         statistics: stats.Stats,
         wake: Callable[[], None],
+        make_held: Callable[[Callable[[], None]], HeldOutputs],
     ) -> None:
         """wake: called when there may be a step to decide."""
         self._scheduler = scheduler
@@ -40,7 +40,7 @@ class Delivery:
         self._expiry = expiry
         self._stats = statistics
         self._wake = wake
-        self.held = HeldOutputs(self.deliver)
+        self.held = make_held(self.deliver)
         self.live: dict[int, LiveRequest] = {}
         self.accounts = Accounts(self.live.values)
 

@@ -26,7 +26,13 @@ from pagewire.services.scheduler.service.intake import check_length, crashed_exe
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.service.request_output import RequestOutbox
-from pagewire.services.scheduler.service.seams import AdaptersInForce, Admission, CompileGrammar, WeightsInForce
+from pagewire.services.scheduler.service.seams import (
+    AdaptersInForce,
+    Admission,
+    CompileGrammar,
+    HeldOutputs,
+    WeightsInForce,
+)
 from pagewire.services.scheduler.service.tracking import Tracking
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
@@ -55,6 +61,7 @@ class Engine:
         compile_grammar: CompileGrammar,
         make_weights: Callable[["Engine"], WeightsInForce],
         make_adapters: Callable[["Engine"], AdaptersInForce],
+        make_held: Callable[[Callable[[], None]], HeldOutputs],
     ) -> None:
         """connect: makes the channel to a listed executor. scheduler: without replicas."""
         self._config = config
@@ -68,7 +75,9 @@ class Engine:
         self._term = time.time_ns()  # higher for a scheduler that starts later
         self.executors = Executors(self.scheduler, connect, self._make_driver, self)
         self._drivers = self.executors.drivers
-        self._delivery = Delivery(self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end)
+        self._delivery = Delivery(
+            self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end, make_held
+        )
         self.accounts = self._delivery.accounts
         self._tracking = Tracking(self._delivery.live)
         self.availability = Availability(config, self.executors.starting, self._on_given_up)

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.values.executor_info import Adapter, Weights
@@ -42,6 +43,19 @@ class Admission(Protocol):
     def on_end(self, live: LiveRequest) -> None: ...
 
     def on_executor_lost(self) -> None: ...
+
+
+class HeldOutputs(Protocol):
+    """The outputs that are not delivered yet; decides when they are due."""
+
+    def deliver_due(self) -> None:
+        """Delivers the outputs if they do not wait for another result. Call it before a result is taken in."""
+
+    def add(self, outputs: Outputs) -> None:
+        """Adds the outputs of a result, which are delivered later."""
+
+    def take(self) -> Outputs | None:
+        """Returns the outputs, which are then no longer held; None if there are none."""
 
 
 class AdaptersInForce(Protocol):

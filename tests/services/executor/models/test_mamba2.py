@@ -15,13 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import cpu_backend
-from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.start.startup import start_runner
-from tests.services.executor.helpers.drafting import KnownTexts
 from tests.services.executor.helpers.paged_batch import PagedBatch
 from tests.services.executor.helpers.stepping import (
     BLOCK_SIZE,
@@ -190,6 +188,7 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "block sizes": ({"state_block_size": 8}, "--state-block-size 8 is not a multiple of --block-size 16"),
     "memory": ({"kv_cache_memory_bytes": 100}, "raise --kv-cache-memory-bytes"),
     "transformers": ({"model_impl": "transformers"}, "recurrent state"),
+    "drafts": ({"spec_method": "ngram"}, "Mamba2ForCausalLM: .* serve it without speculative decoding"),
 }
 
 
@@ -198,12 +197,6 @@ def test_what_states_cannot_do_is_refused(reference: tuple[Path, PreTrainedModel
     settings, message = REFUSED[case]
     with pytest.raises(StartupError, match=message):
         start(reference[0], **settings)
-
-
-def test_drafted_tokens_are_refused(model: Model) -> None:
-    with pytest.raises(StartupError, match=r"Mamba2ForCausalLM: .* serve it without speculative decoding"):
-        make_driver(model, proposer=KnownTexts([], 1.0))
-    kv_cache.check_drafts(model, 0)
 
 
 def test_what_is_only_wanted_where_possible_is_left_out(reference: tuple[Path, PreTrainedModel]) -> None:
