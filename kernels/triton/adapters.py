@@ -1,8 +1,8 @@
 """The op add_adapters on CUDA: two kernels, `low = down x` and `out += up low`, for all parts of a layer's outputs.
 
 A program has 16 neighbouring tokens and computes for those that have a slot; others have the same tokens and the other
-slots. Where tokens are few, there are programs for each slot at once; where they are many, neighbours mostly have the
-same slot, and a program looks for one slot after the other. The grid follows from shapes alone, and tiles do not depend
+slots. Where tokens are few, up to 64 programs share the slots; where they are many, neighbours mostly have the same
+slot, and a program looks for one slot after the other. The grid follows from shapes alone, and tiles do not depend
 on the number of tokens: a token's result is the same in every step.
 """
 
@@ -19,7 +19,8 @@ from pagewire.kernels.triton.common.launch import dependent_launch, launch_depen
 from pagewire.kernels.triton.common.specialization import Specialization
 
 _TOKENS = 16  # of a program: the fewest rows of a matrix instruction
-_FEW_TOKENS = 256  # up to which there are programs for each slot
+_FEW_TOKENS = 256  # up to which several programs share the slots
+_MAX_SLOT_PROGRAMS = 64  # each expert has its slots: a thousand of them, of which most have no token, are common
 _SPLIT_INPUTS = 512  # of a program: few tokens of few slots would not fill a GPU otherwise
 _MAX_SPLITS = 8
 _SHRINK, _EXPAND = {"num_warps": 4, "num_stages": 3}, {"num_warps": 4, "num_stages": 2}
@@ -157,7 +158,7 @@ def add_adapters(
     splits = shrink["SPLITS"]
     low = torch.empty(splits, num_tokens, num_parts, rank, dtype=torch.float32, device=x.device)
     blocks = triton.cdiv(num_tokens, _TOKENS)
-    slot_step = num_slots if num_tokens <= _FEW_TOKENS else 1
+    slot_step = min(num_slots, _MAX_SLOT_PROGRAMS) if num_tokens <= _FEW_TOKENS else 1
     early = dependent_launch(x.device)
     shrink_kernel[(blocks, splits * num_parts * triton.cdiv(rank, shrink["BLOCK_R"]), slot_step)](
         x, down, slots, ranks, low, num_tokens, num_slots, slot_step, num_inputs, x.stride(0), **shrink, **_SHRINK,

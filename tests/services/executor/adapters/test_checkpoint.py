@@ -211,6 +211,18 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert unscaled.modules[Q].scale == 1.0 and unscaled.digest != adapter.digest
 
 
+def test_experts_of_a_gguf_file(tmp_path: Path) -> None:
+    down, up = torch.randn(3, 2, 8), torch.randn(3, 6, 2)
+    path = write_gguf(tmp_path / "a.gguf", gguf_named("blk.1.ffn_up_exps", (down, up)), "qwen3moe")
+    modules = read_adapter(path).modules
+    assert list(modules) == [f"model.layers.1.mlp.experts.{expert}.up_proj" for expert in range(3)]
+    for expert, module in enumerate(modules.values()):
+        assert torch.equal(module.down, down[expert]) and torch.equal(module.up, up[expert]) and module.scale == 4.0
+    flat = write_gguf(tmp_path / "b.gguf", gguf_named("blk.1.ffn_up_exps", (down[0], up[0])), "qwen3moe")
+    with pytest.raises(AdapterError, match=r"expected \[experts, rank, inputs\] and \[experts, outputs, rank\]"):
+        read_adapter(flat)
+
+
 def permuted(up: Tensor, num_heads: int) -> Tensor:
     """Orders rows of queries or keys as llama.cpp's converter does with Llama's (`LlamaModel.permute`)."""
     return up.view(num_heads, 2, up.shape[0] // num_heads // 2, -1).swapaxes(1, 2).reshape(up.shape)

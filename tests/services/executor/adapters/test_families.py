@@ -16,6 +16,7 @@ from tests.services.executor.loading.quantization.checkpoints import save_quanti
 from tests.services.executor.loading.weights.test_gguf import tiny_model
 from tests.services.executor.loading.weights.test_gguf_quantized import MIXTURES, SIZES, write_quantized
 from tests.services.executor.models.dense.test_gemma import GEMMA3
+from tests.services.executor.models.experts import test_quantized_experts
 from tests.services.executor.models.experts.test_experts import EXPERTS, SHARED
 from tests.services.executor.models.tiny import save_tiny
 
@@ -80,14 +81,20 @@ def gptq(path: Path) -> PreTrainedModel:
     return save_quantized(path, test_gptq.CONFIG, lambda name, weight: test_gptq.pack(weight, 4, 32))
 
 
+def awq_experts(path: Path) -> PreTrainedModel:
+    config, packer, _ = test_quantized_experts.FORMATS["awq"]
+    return test_quantized_experts.save_quantized(path, config, packer)
+
+
 def gguf(path: Path) -> PreTrainedModel:
     model = tiny_model("Llama", **SIZES)
     write_quantized(path, model, "llama", MIXTURES["Q4_K_M"])
     return model
 
 
-@pytest.mark.parametrize(("save", "name"), [(awq, "base"), (gptq, "base"), (gguf, "base.gguf")])
+@pytest.mark.parametrize(("save", "name"), [(awq, "base"), (gptq, "base"), (awq_experts, "base"), (gguf, "base.gguf")])
 def test_quantized_models(tmp_path: Path, save: Callable[[Path], PreTrainedModel], name: str) -> None:
     save(tmp_path / name).save_pretrained(tmp_path / "dense")
-    adapter = save_adapter(tmp_path / "a", tmp_path / "dense", spread=0.1)
+    names = (*DENSE, "mlp.gate", "gate_proj", "up_proj", "down_proj")
+    adapter = save_adapter(tmp_path / "a", tmp_path / "dense", names=names, spread=0.1)
     check(tmp_path / name, tmp_path / "dense", adapter)

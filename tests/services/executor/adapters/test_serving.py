@@ -116,8 +116,16 @@ async def test_experts_need_memory_that_was_reserved(tmp_path: Path) -> None:
     async with serving(base) as service:
         code, text = await refusal(service, "x", adapter)
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "start the executor with --lora-experts (" in text
+    other = tmp_path / "other"
+    save_tiny(other, "Qwen3Moe", **EXPERTS | {"moe_intermediate_size": 16}, head_dim=16)
+    save_tiny(tmp_path / "fewer", "Qwen3Moe", **EXPERTS | {"num_experts": 4}, head_dim=16)
     async with serving(base, lora_experts=True) as service:
         assert (await load(service, "x", adapter)).rank == 3
+        code, text = await refusal(service, "y", save_stacked(tmp_path / "b", tmp_path / "changed-b", other))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "64, downs 32 and 48: the adapter was made for" in text
+        fewer = save_stacked(tmp_path / "c", tmp_path / "changed-c", tmp_path / "fewer")
+        code, text = await refusal(service, "y", fewer)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "has 12 rows; 8 experts of rank 3 have 24" in text
 
 
 async def test_an_adapter_is_loaded_once_and_its_contents_are_its_identity(base: Path, tmp_path: Path) -> None:
