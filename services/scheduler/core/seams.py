@@ -172,5 +172,4 @@ class Features:
     suspects: Suspects
     drafts: Callable[[ExecutorInfo | None], Drafts]  # None: without an executor
     slots: Callable[[ExecutorInfo | None], Slots]
-    # Takes in that the replica with this id has new memory, which is empty; None: without an executor.
-    on_memory: Callable[[int, ExecutorInfo | None, KVCacheManager], None]
+    on_memory: Callable[[int, ExecutorInfo | None, KVCacheManager], None]  # by replica id: its new, empty memory

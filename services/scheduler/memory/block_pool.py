@@ -27,8 +27,7 @@ def _state(block: Block) -> BlockState:
 
 
 class FreeQueue:
-    """Free blocks as a doubly linked list through the blocks themselves: a prefix hit is removed from the middle in
-    O(1).
+    """Free blocks as a doubly linked list through the blocks themselves: a prefix hit leaves the middle in O(1).
 
     A sentinel closes the ring: sentinel.next is the first to be reused, sentinel.prev the last.
     """
@@ -122,7 +121,11 @@ class BlockPool:
         """Takes the free block to be reused first, and evicts its contents; there must be a free block."""
         block = self._free.pop()
         if block.block_hash is not None:
-            self.forget(block.block_hash)
+            del self._by_hash[block.block_hash]
+            for index in self.indexes:
+                index.remove(block.block_hash)
+            block.block_hash = None
+            self.num_cached_blocks -= 1
         block.ref_count = 1
         return block
 

@@ -32,8 +32,7 @@ class KVCacheManager:
         weights_version: str = "",
         index: BlockIndex | None = None,
     ) -> None:
-        """weights_version: that of the weights that compute the blocks. index: is kept up to date with the blocks of
-        this replica."""
+        """weights_version: of the weights that compute the blocks. index: is kept up to date with the replica's."""
         self._weights_version = weights_version
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
