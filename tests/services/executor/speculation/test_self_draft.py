@@ -186,8 +186,8 @@ def test_a_copy_that_is_made_later_drafts_once_it_is_complete(tmp_path: Path) ->
     driver.step({1: 20})
     for _ in range(8):
         driver.step({1: 1 + NUM_DRAFTS}, {1: NUM_DRAFTS})
-    assert len(driver.tokens[1]) > 20
-    assert driver.tokens[1][:20] == alone(model, prompt(20, 1), 20)
+    assert len(driver.tokens[1]) > 14, "more than one for each step"
+    assert driver.tokens[1][:14] == alone(model, prompt(20, 1), 14)
 
 
 def test_the_memory_of_a_copy_is_foretold(model: DecoderModel) -> None:
