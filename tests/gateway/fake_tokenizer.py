@@ -20,6 +20,7 @@ from pagewire.v1 import (
 from pagewire.v1.inference_link_pb2 import ConnectResponse, GenerateSubmission, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 from pagewire.wire import rpc, tenants
+from pagewire.wire.model_names import names_of
 from pagewire.wire.rpc import RpcError
 
 VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
@@ -301,7 +302,7 @@ class FakeTokenizer(
         return live
 
     def _check_model(self, model: str) -> None:
-        if model and model not in (*self.models, *self.adapters):
+        if model and model not in names_of(self.models, list(self.adapters)):
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
 
     def _step(self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> list[NumberedResponse]:

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from pagewire.gateway.batches import bodies
+from pagewire.v1 import common_pb2
 from pagewire.wire.rpc import RpcError
 from tests.gateway.batches.conftest import Official
 from tests.gateway.conftest import eventually, running_gateway, wait_ready
@@ -137,6 +138,14 @@ async def test_what_is_wrong_with_a_file_is_said_line_by_line(ai: openai.AsyncOp
     unknown = await end(ai, (await start(ai, [chat(1, model="fake"), chat(2, model="other")])).id)
     assert [(error.line, error.code) for error in unknown.errors.data] == [(2, "model_not_found")]
     assert "other" in unknown.errors.data[0].message and unknown.failed_at is not None
+
+
+@pytest.mark.parametrize("model", ["x", "fake:x", "alias:x"])
+async def test_a_batch_may_name_an_adapter(ai: Official, fake: FakeTokenizer, model: str) -> None:
+    fake.adapters["x"] = common_pb2.Adapter(name="x", path="/x", digest="fedcba987654")
+    batch = await end(ai, (await start(ai, [chat(1, model=model), chat(2, model=model)])).id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+    assert [request.model for request in fake.received] == [model, model]
 
 
 async def test_what_is_wrong_with_a_batch_is_said(ai: openai.AsyncOpenAI, client: httpx.AsyncClient) -> None:

@@ -107,6 +107,12 @@ async def test_an_output_has_what_it_has_in_vllm(server: tuple[Server, str], llm
     assert list(sent.sampling_params.logit_bias_ids) == [3] and not sent.sampling_params.HasField("top_p")
 
 
+async def test_a_prompt_may_name_an_adapter(server: tuple[Server, str], llm: LLM) -> None:
+    await asyncio.to_thread(llm.generate, ["a", "b"], model="x")
+    await asyncio.to_thread(llm.chat, [{"role": "user", "content": "hi"}], model="x")
+    assert [request.model for request in server[0].requests] == ["x"] * 3
+
+
 async def test_each_prompt_may_have_its_own_parameters(server: tuple[Server, str], llm: LLM) -> None:
     params = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=None)]
     await asyncio.to_thread(llm.generate, ["a", "b"], params)
