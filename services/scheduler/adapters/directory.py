@@ -15,12 +15,12 @@ class Directory:
         self._hidden: set[str] = set()  # names that were taken away and not found since
 
     def note(self, replica_id: int, directory: str, found: Sequence[FoundAdapter], replicas: Collection[int]) -> bool:
-        """Takes in what an executor sees. replicas: all that there are. Returns whether anything has changed."""
-        before = dict(self._looks)
+        """Takes in what an executor sees. replicas: all that there are. Returns whether `listed` has changed."""
+        before = self.listed
         self._looks = {one: look for one, look in self._looks.items() if one in replicas}
         self._looks[replica_id] = directory, {one.name: one for one in found}
         self._hidden -= {one.name for one in found}
-        return self._looks != before
+        return self.listed != before
 
     @property
     def is_watched(self) -> bool:

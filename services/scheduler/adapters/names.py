@@ -162,6 +162,7 @@ class Names:
         look = calls.Look(driver.replica.replica_id, info.adapter_directory, found)
         has_changed |= self._directory.note(*look, self._drivers)
         if names := {*hidden, *(one.name for one in info.adapters if self.registry.is_removed(one))}:
+            self._num_removals += 1
             self._tasks.start(self._forget_names(driver, names))
         if info.adapter_directory and self._watching is None:
             self._watching = self._tasks.start(self._watch())
@@ -174,6 +175,7 @@ class Names:
                 if self.registry.named(name) is None:
                     with suppress(grpc.aio.AioRpcError):  # it is told again when it is back
                         await calls.unload(driver, "", name)
+            self._num_removals += 1
 
     async def _watch(self) -> None:
         """Follows the changes in the directory."""
