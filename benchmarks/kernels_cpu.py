@@ -32,6 +32,15 @@ SMOL_SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576), (576, 49152))
 QWEN_SHAPES = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 SCALE = HEAD_DIM**-0.5
+# Slots, tokens, rank
+ADAPTERS = (
+    *(
+        (slots, tokens, rank)
+        for rank in (8, 16, 32, 64)
+        for slots, tokens in ((1, 1), (1, 32), (4, 32), (8, 8), (8, 32))
+    ),
+    (1, 512, 16),
+)
 
 
 def best_times(contenders: dict[str, Callable[[], None]], calls: int) -> dict[str, float]:
@@ -123,8 +132,8 @@ def bench_linear_fp32() -> None:
 
 
 def bench_adapters() -> None:
-    print("\nadapters in all projections of 30 layers, µs per step (ours: recorded; F.linear: slot by slot)")
-    for num_slots, num_tokens, rank in ((8, 32, 16), (1, 1, 16), (1, 32, 16), (8, 8, 16), (8, 32, 64), (1, 512, 16)):
+    print("\nadapters in all projections of 30 layers, µs per step (ours: recorded; F.linear: slot by slot, in bf16)")
+    for num_slots, num_tokens, rank in ADAPTERS:
         tokens = torch.arange(num_tokens, dtype=torch.int32) % num_slots
         first = list(adapted_products(rank, num_slots, tokens))  # activations are in the cache, weights are not
         layers = [first, *(adapted_products(rank, num_slots, tokens) for _ in range(29))]
@@ -144,12 +153,13 @@ def bench_adapters() -> None:
 
 
 def adapted_products(rank: int, num_slots: int, tokens: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the arguments of `add_adapters` in a layer of SmolLM2-135M."""
+    """Yields the arguments of `add_adapters` in a layer of SmolLM2-135M, as the model's layers give them."""
+    dtype = torch.bfloat16 if packed_linear.rounds_inputs() else torch.float32
     for inputs, outputs in ((576, (576, 192, 192)), (576, (576,)), (576, (1536, 1536)), (1536, (576,))):
         starts = torch.tensor([0, *itertools.accumulate(outputs)], dtype=torch.int32)
         yield (
-            torch.zeros(len(tokens), sum(outputs)).bfloat16(),
-            torch.randn(len(tokens), inputs).bfloat16(),
+            torch.zeros(len(tokens), sum(outputs)),
+            torch.randn(len(tokens), inputs).to(dtype),
             torch.randn(num_slots, len(outputs), rank, inputs).bfloat16(),
             torch.randn(num_slots, rank, sum(outputs)).bfloat16(),
             tokens,
@@ -163,7 +173,7 @@ def add_slot_by_slot(args: tuple[Tensor, ...]) -> None:
     bounds = starts.tolist()
     for slot in range(len(down)):
         tokens = (slots == slot).nonzero().flatten()
-        low = F.linear(x[tokens], down[slot].flatten(0, 1)).view(len(tokens), *down.shape[1:3])
+        low = F.linear(x[tokens].bfloat16(), down[slot].flatten(0, 1)).view(len(tokens), *down.shape[1:3])
         for part, (start, stop) in enumerate(itertools.pairwise(bounds)):
             out[tokens, start:stop] += low[:, part] @ up[slot, :, start:stop]
 

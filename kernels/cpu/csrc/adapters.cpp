@@ -1,12 +1,11 @@
 // Adapters: out += up (down x), of each token its own, see ops/adapters.py.
 //
 // Tokens are sorted by slot, so that a slot's weights are read once for a few of its tokens, which a thread takes
-// through both products. Where there are too few of these for the threads, they share the rows of `down` first, then the
-// outputs. Every sum takes its terms in one order, so that a token's result depends neither on other tokens nor on how
-// the work is divided.
+// through both products. Where there are too few of these for the threads, these share the rows of `down` first, then
+// the outputs. Every sum takes its terms in one order, so that a token's result depends neither on other tokens nor on
+// how the work is divided.
 
 #include <algorithm>
-#include <unordered_map>
 #include <vector>
 
 #include "common/gemm.h"
@@ -14,7 +13,6 @@
 #include "common/passes.h"
 #include "common/replay.h"
 #include "common/rows.h"
-#include "common/upcoming.h"
 #include "products/dot_block.h"
 
 namespace {
@@ -30,12 +28,16 @@ struct Shape {
     int64_t tokens, inputs, outputs, slots, parts, rank, x_stride, out_stride;
 };
 
-// Some sorted tokens of a slot, and a part of its outputs
+// Some sorted tokens of a slot
 struct Piece {
-    int64_t slot, part;
-    int64_t first;
-    int count, rank;
-    int64_t begin, end;
+    int64_t slot, first;
+    int count;
+};
+
+// Rows of `down`, or outputs, of a part
+struct Share {
+    Piece piece;
+    int64_t part, begin, end;
 };
 
 // Tokens with adapters by slot, and what is to be done with them.
@@ -60,14 +62,14 @@ struct Plan {
         work = 0;
         for (int64_t slot = 0; slot < s.slots; slot++) {
             if (firsts[slot] == firsts[slot + 1]) continue;
+            int64_t products = 0;  // multiply-adds of a token
+            for (int64_t part = 0; part < s.parts; part++)
+                products += ranks[slot * s.parts + part] * (s.inputs + starts[part + 1] - starts[part]);
+            if (products == 0) continue;
             const Passes passes(firsts[slot + 1] - firsts[slot], MAX_TOKENS);
+            work += passes.tokens * products;
             for (int64_t pass = 0; pass < passes.tokens; pass += passes.per_pass)
-                for (int64_t part = 0; part < s.parts; part++) {
-                    const int rank = ranks[slot * s.parts + part], count = passes.count(pass);
-                    if (rank == 0) continue;
-                    pieces.push_back({slot, part, firsts[slot] + pass, count, rank, starts[part], starts[part + 1]});
-                    work += count * rank * (s.inputs + starts[part + 1] - starts[part]);
-                }
+                pieces.push_back({slot, firsts[slot] + pass, passes.count(pass)});
         }
     }
 };
@@ -92,8 +94,8 @@ struct Halves<bf16> {
     __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16, i + 18, i + 20, \
                             i + 22, i + 24, i + 26, i + 28, i + 30)
 #define IN_TURN(a, b, i) \
-    __builtin_shufflevector(a, b, i, i + 16, i + 1, i + 17, i + 2, i + 18, i + 3, i + 19, i + 4, i + 20, i + 5, i + 21, \
-                            i + 6, i + 22, i + 7, i + 23)
+    __builtin_shufflevector(a, b, i, i + 16, i + 1, i + 17, i + 2, i + 18, i + 3, i + 19, i + 4, i + 20, i + 5, \
+                            i + 21, i + 6, i + 22, i + 7, i + 23)
 #else
 #define EVERY_OTHER(a, b, i) (a)
 #define IN_TURN(a, b, i) (a)
@@ -224,25 +226,26 @@ void expand_tokens(const float* low, int64_t low_stride, const W* up, int64_t up
     blocks[tokens - 1](low, low_stride, up, up_stride, rank, count, out, o);
 }
 
-// Outputs [begin, end) of a piece; out [count] rows
+// The outputs [begin, end); out [count] rows
 template <class W, class O>
-void expand(const Piece& p, const float* low, int64_t low_stride, const W* up, int64_t up_stride, O* const* out) {
-    for (int64_t o = p.begin; o < p.end;) {
-        const int64_t left = p.end - o;
+void expand(const float* low, int64_t low_stride, const W* up, int64_t up_stride, int rank, int count, O* const* out,
+            int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end;) {
+        const int64_t left = end - o;
         const W* const columns = up + o;
         if (left >= WIDE * STEP) {
             if (left >= 2 * WIDE * STEP)
-                for (int r = 0; r < p.rank; r++)
+                for (int r = 0; r < rank; r++)
                     for (int i = 0; i < WIDE * STEP; i += LINE / (int)sizeof(W))
                         __builtin_prefetch(columns + r * up_stride + WIDE * STEP + i);
-            expand_tokens<W, WIDE>(low, low_stride, columns, up_stride, p.rank, 0, p.count, out, o);
+            expand_tokens<W, WIDE>(low, low_stride, columns, up_stride, rank, 0, count, out, o);
             o += WIDE * STEP;
         } else if (left >= STEP) {
-            expand_tokens<W, 1>(low, low_stride, columns, up_stride, p.rank, 0, p.count, out, o);
+            expand_tokens<W, 1>(low, low_stride, columns, up_stride, rank, 0, count, out, o);
             o += STEP;
         } else {
-            expand_tokens<W, 0>(low, low_stride, columns, up_stride, p.rank, (int)left, p.count, out, o);
-            o = p.end;
+            expand_tokens<W, 0>(low, low_stride, columns, up_stride, rank, (int)left, count, out, o);
+            o = end;
         }
     }
 }
@@ -253,124 +256,89 @@ struct Products {
     void* out;
     const void* x;
     const W *down, *up;
+    const int32_t *starts, *ranks;
     const Plan& plan;
     const Shape& s;
-    float* low;  // [tokens with adapters, parts * rank]
-
-    // The rows [begin, end) of a piece's `down`
-    void shrink(const Piece& p, int64_t begin, int64_t end) const {
-        static thread_local std::vector<float> memory;
-        const int64_t stride = (s.inputs + REGISTER_LANES - 1) / REGISTER_LANES * REGISTER_LANES;
-        float* const arranged = aligned_memory(memory, p.count * stride);
-        with_dtype(x_dtype, [&](auto type) {
-            for (int t = 0; t < p.count; t++)
-                arrange<W>((const decltype(type)*)x + plan.order[p.first + t] * s.x_stride, s.inputs,
-                           arranged + t * stride);
-        });
-        const W* const rows = down + (p.slot * s.parts + p.part) * s.rank * s.inputs;
-        ::shrink(arranged, stride, rows, low_of(p), s.parts * s.rank, p.count, s.inputs, begin, end);
-    }
-
-    void expand(const Piece& p) const {
-        with_dtype(out_dtype, [&](auto type) {
-            typedef decltype(type) O;
-            O* rows[MAX_TOKENS];
-            for (int t = 0; t < p.count; t++) rows[t] = (O*)out + plan.order[p.first + t] * s.out_stride;
-            ::expand(p, low_of(p), s.parts * s.rank, up + p.slot * s.rank * s.outputs, s.outputs, rows);
-        });
-    }
+    float* low;  // [tokens with adapters, parts, rank]
 
     void run(int threads) const {
-        const int64_t count = plan.pieces.size();
-        if (threads == 1 || count >= 2 * threads) {
-            parallel::for_each(threads, count, [&](int64_t i) {
-                const Piece& p = plan.pieces[i];
-                shrink(p, 0, p.rank);
-                expand(p);
-            });
-            return;
+        if (threads == 1 || (int64_t)plan.pieces.size() >= 2 * threads)
+            parallel::for_each(threads, plan.pieces.size(), [&](int64_t i) { multiply(plan.pieces[i]); });
+        else
+            multiply_together(threads);
+    }
+
+   private:
+    void multiply(const Piece& p) const {
+        const float* const inputs = arranged(p);
+        for (int64_t part = 0; part < s.parts; part++) {
+            shrink({p, part, 0, rank_of(p, part)}, inputs);
+            if (rank_of(p, part) > 0) expand({p, part, starts[part], starts[part + 1]});
         }
-        const auto share = [&](auto&& size, int64_t each, auto&& f) {  // f(piece, begin, end) of [0, size(piece))
-            static thread_local std::vector<Piece> shares;
-            shares.clear();
-            for (const Piece& p : plan.pieces)
-                for (int64_t begin = 0, all = size(p); begin < all; begin += each) {
-                    shares.push_back(p);
-                    shares.back().begin = begin;
-                    shares.back().end = std::min(begin + each, all);
-                }
-            const Piece* const them = shares.data();
-            parallel::for_each(threads, shares.size(), [&](int64_t i) { f(them[i]); });
-        };
-        share([](const Piece& p) { return (int64_t)p.rank; }, SHARED_ROWS,
-              [&](const Piece& p) { shrink(p, p.begin, p.end); });
-        share([](const Piece& p) { return p.end - p.begin; }, SHARED_OUTPUTS, [&](Piece p) {
-            const int64_t start = starts[p.part];
-            p.begin += start;
-            p.end += start;
-            expand(p);
+    }
+
+    void multiply_together(int threads) const {
+        static thread_local std::vector<Share> rows, outputs;
+        rows.clear();
+        outputs.clear();
+        for (const Piece& p : plan.pieces)
+            for (int64_t part = 0; part < s.parts; part++) {
+                if (rank_of(p, part) == 0) continue;
+                divide(rows, {p, part, 0, rank_of(p, part)}, SHARED_ROWS);
+                divide(outputs, {p, part, starts[part], starts[part + 1]}, SHARED_OUTPUTS);
+            }
+        // Other threads have vectors of their own.
+        const Share *const row = rows.data(), *const output = outputs.data();
+        parallel::for_each(threads, rows.size(), [&](int64_t i) { shrink(row[i], arranged(row[i].piece)); });
+        parallel::for_each(threads, outputs.size(), [&](int64_t i) { expand(output[i]); });
+    }
+
+    static void divide(std::vector<Share>& shares, Share all, int64_t size) {
+        for (int64_t begin = all.begin; begin < all.end; begin += size)
+            shares.push_back({all.piece, all.part, begin, std::min(begin + size, all.end)});
+    }
+
+    // Inputs of a piece's tokens, [count, stride]
+    float* arranged(const Piece& p) const {
+        static thread_local std::vector<float> memory;
+        float* const inputs = aligned_memory(memory, p.count * stride());
+        with_dtype(x_dtype, [&](auto type) {
+            typedef decltype(type) T;
+            for (int t = 0; t < p.count; t++)
+                arrange<W>((const T*)x + plan.order[p.first + t] * s.x_stride, s.inputs, inputs + t * stride());
+        });
+        return inputs;
+    }
+
+    void shrink(const Share& rows, const float* inputs) const {
+        const W* const weights = down + (rows.piece.slot * s.parts + rows.part) * s.rank * s.inputs;
+        ::shrink(inputs, stride(), weights, low_of(rows), s.parts * s.rank, rows.piece.count, s.inputs, rows.begin,
+                 rows.end);
+    }
+
+    void expand(const Share& outputs) const {
+        const Piece& p = outputs.piece;
+        with_dtype(out_dtype, [&](auto type) {
+            typedef decltype(type) O;
+            O* tokens[MAX_TOKENS];
+            for (int t = 0; t < p.count; t++) tokens[t] = (O*)out + plan.order[p.first + t] * s.out_stride;
+            ::expand(low_of(outputs), s.parts * s.rank, up + p.slot * s.rank * s.outputs, s.outputs,
+                     rank_of(p, outputs.part), p.count, tokens, outputs.begin, outputs.end);
         });
     }
 
-    const int32_t* starts;
-
-   private:
-    float* low_of(const Piece& p) const { return low + (p.first * s.parts + p.part) * s.rank; }
+    int rank_of(const Piece& p, int64_t part) const { return ranks[p.slot * s.parts + part]; }
+    int64_t stride() const { return (s.inputs + REGISTER_LANES - 1) / REGISTER_LANES * REGISTER_LANES; }
+    float* low_of(const Share& share) const { return low + (share.piece.first * s.parts + share.part) * s.rank; }
 };
 
 template <class W>
 void add_adapters(int out_dtype, int x_dtype, void* out, const void* x, const void* down, const void* up,
-                  const int32_t* starts, const Plan& plan, const Shape& s, int threads) {
+                  const int32_t* starts, const int32_t* ranks, const Plan& plan, const Shape& s, int threads) {
     static thread_local std::vector<float> memory;
     float* const low = aligned_memory(memory, plan.order.size() * s.parts * s.rank);
-    Products<W>{out_dtype, x_dtype, out, x, (const W*)down, (const W*)up, plan, s, low, starts}.run(threads);
+    Products<W>{out_dtype, x_dtype, out, x, (const W*)down, (const W*)up, starts, ranks, plan, s, low}.run(threads);
 }
-
-// Calls follow each other in the same order in every step: the products between two of them bring the weights of the
-// second to the caches.
-class Order {
-   public:
-    // A call with weights of so many bytes per number
-    void came(const void* down, const void* up, const int32_t* ranks, const Shape& s, int64_t bytes) {
-        Weights& here = calls_[down];
-        here.down = (const char*)down;
-        here.up = (const char*)up;
-        here.shape = s;
-        here.bytes = bytes;
-        here.ranks.assign(ranks, ranks + s.slots * s.parts);
-        if (last_) last_->next = &here;
-        last_ = &here;
-    }
-
-    void announce(const Plan& plan) const {
-        upcoming::clear();
-        const Weights* const next = last_->next;
-        if (!next || next->shape.slots != last_->shape.slots) return;
-        const Shape& s = next->shape;
-        for (int64_t slot = 0; slot < s.slots; slot++) {
-            if (plan.firsts[slot] == plan.firsts[slot + 1]) continue;
-            int64_t largest = 0;
-            for (int64_t part = slot * s.parts; part < (slot + 1) * s.parts; part++) {
-                const int64_t rank = next->ranks[part];
-                largest = std::max(largest, rank);
-                upcoming::add(next->down + part * s.rank * s.inputs * next->bytes, rank * s.inputs * next->bytes);
-            }
-            upcoming::add(next->up + slot * s.rank * s.outputs * next->bytes, largest * s.outputs * next->bytes);
-        }
-    }
-
-   private:
-    struct Weights {
-        const char *down, *up;
-        Shape shape;
-        int64_t bytes;
-        std::vector<int32_t> ranks;
-        const Weights* next = nullptr;
-    };
-
-    std::unordered_map<const void*, Weights> calls_;
-    Weights* last_ = nullptr;
-};
 
 }  // namespace
 
@@ -382,17 +350,14 @@ extern "C" void pagewire_add_adapters(int out_dtype, int x_dtype, int weight_dty
                                       int64_t num_slots, int64_t parts, int64_t rank, int64_t x_stride,
                                       int64_t out_stride, int threads) {
     static thread_local Plan plan;
-    static thread_local Order order;
     const Shape shape = {tokens, inputs, outputs, num_slots, parts, rank, x_stride, out_stride};
     plan.sort(slots, shape);
     if (plan.order.empty()) return;
     plan.divide(starts, ranks, shape);
-    order.came(down, up, ranks, shape, weight_dtype == FLOAT32 ? sizeof(float) : sizeof(bf16));
     if (plan.work < SERIAL_WORK) threads = 1;
     with_dtype(weight_dtype, [&](auto type) {
-        add_adapters<decltype(type)>(out_dtype, x_dtype, out, x, down, up, starts, plan, shape, threads);
+        add_adapters<decltype(type)>(out_dtype, x_dtype, out, x, down, up, starts, ranks, plan, shape, threads);
     });
-    order.announce(plan);
 }
 
 PAGEWIRE_REPLAYABLE(add_adapters)

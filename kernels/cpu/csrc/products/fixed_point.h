@@ -12,7 +12,6 @@
 #include "common/passes.h"
 #include "common/processor.h"
 #include "common/registers.h"
-#include "common/upcoming.h"
 #include "products/vector_products.h"
 
 #if defined(__AVX512BW__)
@@ -250,11 +249,9 @@ void multiply(const Inputs& x, int64_t token, int64_t begin, const Weights<GROUP
     const uint32_t* tiles[GROUP];
     for (int n = 0; n < GROUP; n++) tiles[n] = w.pairs[n];
     const uint32_t* pairs = x.pairs(token, begin);
-    upcoming::Piece later = upcoming::take();
     for (int64_t block = 0; block < w.blocks; block++) {
         i32_register acc[TOKENS][GROUP * REGISTERS] = {};
         for (int v = 0, vectors = x.vectors_of(begin + block); v < vectors; v++, pairs += TOKENS * PAIRS) {
-            later.fetch();
             if constexpr (!IS_DECODED) {
                 if (v < TOKENS) {
 #pragma GCC unroll 4
