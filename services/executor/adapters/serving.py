@@ -65,6 +65,9 @@ class ServedAdapters:
     async def load(self, wanted: Adapter) -> Adapter:
         if self._slots is None:
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, _NO_SLOTS)
+        if not wanted.path:
+            message = f"the adapter {wanted.name!r:.100} has no path; name its folder or file on the executor's machine"
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
         # The caller may disconnect meanwhile.
         found = described(wanted, await asyncio.shield(asyncio.create_task(self._held(self._slots, wanted))))
         self._slots.host.give(found)

@@ -122,7 +122,7 @@ async def test_streams_go_on_when_a_tokenizer_or_a_scheduler_dies(several: Sever
 async def test_all_that_clients_and_operators_ask_for(several: SeveralLine) -> None:
     async with ready(several) as http:
         models = (await http.get("/v1/models")).json()["data"]
-        assert [model["id"] for model in models] == ["m"]
+        assert [model["id"] for model in models] == ["m", "found"], "the model, and what lies in --lora-dir"
         assert (await http.post("/tokenize", json={"prompt": "The sea"})).json()["count"]
         best = await http.post(
             "/v1/completions", json={"prompt": "The", "max_tokens": 4, "n": 2, "use_beam_search": True}

@@ -102,10 +102,9 @@ async def test_what_cannot_be_loaded_is_refused_and_named(base: Path, tmp_path: 
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "start the executor with --max-lora-rank 9" in text
         code, text = await refusal(service, "x", save_stacked(tmp_path / "e", tmp_path / "changed", moe))
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "LlamaForCausalLM has no experts" in text
-        for name in ("..", ".", "", "../dir/good", "/etc", "a/b", "a\0b", "good/"):
-            code, text = await refusal(service, name, "")
-            assert code is grpc.StatusCode.NOT_FOUND and "without slashes" in text, name
-        assert (await load(service, "good", "")).path == str(tmp_path / "dir" / "good")
+        code, text = await refusal(service, "good", "")
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "has no path" in text
+        assert (await load(service, "good", tmp_path / "dir" / "good")).path == str(tmp_path / "dir" / "good")
         assert [adapter.name for adapter in await listed(service)] == ["good"], "what was refused leaves nothing behind"
 
 

@@ -194,7 +194,7 @@ def test_its_bytes_are_reported(tmp_path: Path, model_of: str) -> None:
     drafter = model_of if model_of.startswith("self") else str(write_tiny_llama(tmp_path / "small", hidden_size=16))
     sizes: dict[str, Any] = {"dtype": "float32", "load_format": "dummy", "device": "cpu", "num_gpu_blocks_override": 8}
     config = ExecutorConfig(model=str(path), max_num_seqs=2, max_num_batched_tokens=16, block_size=BLOCK_SIZE, **sizes)
-    _, plain = start_runner(config, str(path), lambda fraction, text: None)
+    _, plain = start_runner(replace(config, spec_method="none"), str(path), lambda fraction, text: None)
     runner, info = start_runner(replace(config, spec_model=drafter), str(path), lambda fraction, text: None)
     more = info.weight_bytes - plain.weight_bytes
     if model_of == "small":
