@@ -176,8 +176,7 @@ class GenerationResponse(Response):
 
     async def _stream(self, reply: Outputs, context: RequestContext, send: Send, shutdown: GracefulShutdown) -> None:
         """Sends the head with the first output: until then, an error can have its own status."""
-        answer, usage, started, last = self._answer, self._usage, False, list[bytes]()
-        ends_at_once = not (self._kept or self._timing or self._ended)
+        answer, usage, started = self._answer, self._usage, False
         try:
             while outputs := await reply.next():
                 events: list[bytes] = []
@@ -196,11 +195,9 @@ class GenerationResponse(Response):
                     send = context.send  # the middleware needs only the head
                 if self._kept is not None:
                     events = self._kept.event_ids.added(events)
-                if ends_at_once and all(self._finish_reasons):
-                    last = events  # in one write with the end
-                    break
                 if events:
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+            last: list[bytes] = []
             if self._timing is not None:
                 await self._timing.measure(context.request_id, len(self._requests))
             answer.end(last, usage)

@@ -15,7 +15,6 @@ from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.request_context import HANG_UP, OVER_LIMIT
 from pagewire.gateway.http.connections import Connections, Phase
-from pagewire.gateway.http.head_holder import HeadHolder
 from pagewire.gateway.http.upgrade import head_without_offer
 
 # Headers of which two servers might take different ones.
@@ -111,7 +110,7 @@ class Connection(HttpToolsProtocol):
         if not answering.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif answering.chunked_encoding:  # events alone have no length, and each part of the body has whole ones
-            answering.transport.write(b"3\r\n:\n\n\r\n")
+            self.transport.write(b"3\r\n:\n\n\r\n")
         self.loop.call_later(delays[0], self._probe, *(delays[1:] or delays))
 
     def _look_for_end(self) -> None:
@@ -188,7 +187,6 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answering = cycle
-        cycle.transport = HeadHolder(cycle, self.loop)
         super()._start_asgi_task(cycle, app)
 
     # Callbacks of the answer.
