@@ -20,7 +20,7 @@ from pagewire.v1 import (
 from pagewire.v1.inference_link_pb2 import ConnectResponse, GenerateSubmission, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 from pagewire.wire import rpc, tenants
-from pagewire.wire.model_names import names_of
+from pagewire.wire.model_names import names_of, not_served
 from pagewire.wire.rpc import RpcError
 
 VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
@@ -303,7 +303,7 @@ class FakeTokenizer(
 
     def _check_model(self, model: str) -> None:
         if model and model not in names_of(self.models, list(self.adapters)):
-            raise RpcError(grpc.StatusCode.NOT_FOUND, f"no model {model!r}; served: {', '.join(self.models)}")
+            raise RpcError(grpc.StatusCode.NOT_FOUND, not_served(model, self.models))
 
     def _step(self, live: dict[int, Live | Scripted], errors: dict[int, RpcError]) -> list[NumberedResponse]:
         responses = []
