@@ -11,7 +11,8 @@ from pagewire.errors import StartupError
 FLAG = "--kv-events-config"
 # Without an endpoint, only this machine is served, as there are no keys.
 _DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
-_ENDPOINT = re.compile(r"tcp://(\*|\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}|ipc://.+")
+_ENDPOINT = re.compile(r"tcp://(\*|\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})|ipc://.+")
+_MAX_PORT = 65_535
 _PUBLISHERS = ("zmq", "null")
 
 
@@ -65,8 +66,10 @@ def kv_events_config(text: str | None) -> KvEventsConfig:
         raise StartupError(f"{FLAG}: publisher {config.publisher!r:.200} is none of {', '.join(_PUBLISHERS)}")
     for key in ("endpoint", "replay_endpoint"):
         endpoint = getattr(config, key)
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+        found = None if endpoint is None else _ENDPOINT.fullmatch(endpoint)
+        if endpoint is not None and (found is None or not 1 <= int(found[2] or 1) <= _MAX_PORT):
             raise StartupError(
-                f"{FLAG}: {key} is {endpoint!r:.200}; it must be tcp://HOST:PORT, tcp://*:PORT or ipc://PATH"
+                f"{FLAG}: {key} is {endpoint!r:.200}; it must be tcp://HOST:PORT, tcp://*:PORT or ipc://PATH, with a "
+                f"port from 1 to {_MAX_PORT}"
             )
     return config

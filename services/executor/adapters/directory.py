@@ -43,11 +43,15 @@ class Directory:
         self._reads: dict[str, _Read] = {}  # by name: the latest
         self._seen: dict[str, _Stamp] = {}  # by name, in the last look
         self._hidden: dict[str, set[_Stamp | None]] = {}  # by name: contents that are not to be found
+        self._found_last: list[FoundAdapter] = []
         self._complaint = ""  # that was logged last
 
     def look(self) -> list[FoundAdapter]:
-        """Returns the adapters that lie there, in the order of their names."""
-        seen, now, found = self._look(), time.time_ns(), list[FoundAdapter]()
+        """Returns the adapters that lie there, in the order of their names; those of the last look, if the directory
+        cannot be read now: a disk that is away for a moment takes no adapter from requests."""
+        if (seen := self._look()) is None:
+            return self._found_last
+        now, found = time.time_ns(), list[FoundAdapter]()
         for name, stamp in seen.items():
             if stamp in self._hidden.get(name, ()):
                 continue
@@ -62,19 +66,21 @@ class Directory:
         for noted in (self._reads, self._hidden):
             for name in noted.keys() - seen.keys():
                 noted.pop(name, None)
+        self._found_last = found
         return found
 
     def _found(self, name: str, digest: str = "", problem: str = "") -> FoundAdapter:
         return FoundAdapter(name=name, path=str(Path(self.path, name)), digest=digest, problem=problem)
 
-    def _look(self) -> dict[str, _Stamp]:
+    def _look(self) -> dict[str, _Stamp] | None:
         try:
             with os.scandir(self.path) as entries:
                 listed = list(islice(entries, _MOST_ENTRIES + 1))
-            names = [entry.name for entry in listed if entry.name.endswith(".gguf") or entry.is_dir()]
         except OSError as error:
-            self._complain(f"--lora-dir {self.path} cannot be read ({error.strerror}); its adapters are not found")
-            return {}
+            what = f"--lora-dir {self.path} cannot be read ({error.strerror}); its adapters are as they were last seen"
+            self._complain(what)
+            return None
+        names = [entry.name for entry in listed if entry.name.endswith(".gguf") or _is_folder(entry)]
         unfit = [name for name in names if not is_adapter_name(name)]
         if len(names) > _MOST or len(listed) > _MOST_ENTRIES:
             self._complain(f"--lora-dir {self.path} has too many entries: some are not found; move some elsewhere")
@@ -113,6 +119,13 @@ class Directory:
     def show(self, name: str) -> None:
         """Lets the adapter be found."""
         self._hidden.pop(name, None)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, for one
+        return False
 
 
 def _stamps(*paths: Path) -> Iterator[tuple[int, int, int]]:

@@ -22,10 +22,9 @@ def check_path(path: str) -> None:
 
 
 def not_found(name: str, why: str = "") -> RpcError:
-    """Returns the status of a name that stands for nothing. why: the executor's reason."""
-    return RpcError(
-        grpc.StatusCode.NOT_FOUND, f"the adapter {name!r:.100} does not exist" + (f": {why}" if why else "")
-    )
+    """Returns the status of a name that stands for nothing. why: the executor's reason, which may name the adapter."""
+    what = f"the adapter {name!r:.100} " + (f"cannot be served: {why}" if why else "does not exist")
+    return RpcError(grpc.StatusCode.NOT_FOUND, why if why.startswith("the adapter ") else what)
 
 
 def unserved() -> RpcError:

@@ -119,6 +119,7 @@ REFUSED = [
     ('dense --kv-events-config {"a":1}', "--kv-events-config has unknown keys: a; known are enable_kv_cache_events"),
     ('dense --kv-events-config {"hwm":0}', "--kv-events-config: hwm is 0; it must be an integer from 1 to 2147483647"),
     ('dense --kv-events-config {"publisher":"x"}', "--kv-events-config: publisher 'x' is none of zmq, null"),
+    ('dense --kv-events-config {"endpoint":"tcp://*:70000"}', "with a port from 1 to 65535"),
     ('dense --kv-events-config {"endpoint":"5557"}', "endpoint is '5557'; it must be tcp://HOST:PORT, tcp://*:PORT or"),
     # Of the executor.
     ("experts -ep", "--enable-expert-parallel divides experts among devices, and --tensor-parallel-size is 1: say how"),

@@ -34,6 +34,7 @@ def test_adapters_are_found_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("")
     (tmp_path / "linked").symlink_to(tmp_path / "x")
     (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "piped").mkdir()
     os.mkfifo(tmp_path / "piped" / "adapter_config.json")
@@ -41,6 +42,20 @@ def test_adapters_are_found_and_nothing_else(tmp_path: Path) -> None:
         write(tmp_path / name)
     os.utime(tmp_path / "y.gguf", (LONG_AGO, LONG_AGO))
     assert list(found(Directory(str(tmp_path)))) == ["linked", "x", "x" * 255, "y.gguf"]
+
+
+def test_a_directory_that_cannot_be_read_keeps_its_adapters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, away = tmp_path / "adapters", tmp_path / "away"
+    path.mkdir()
+    write(path / "x")
+    directory = Directory(str(path))
+    assert list(found(directory)) == ["x"]
+    path.rename(away)
+    assert [*found(directory), *found(directory)] == ["x", "x"]
+    assert len(caplog.messages) == 1 and "No such file or directory" in caplog.messages[0]
+    away.rename(path)
+    (path / "x").rename(tmp_path / "x")
+    assert found(directory) == {}
 
 
 def test_an_adapter_that_is_being_written_is_found_once_it_is_complete(tmp_path: Path) -> None:
