@@ -96,7 +96,9 @@ async def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
     async with ServiceLine(tmp_path, executor({"x": "xx"}, files=DIRECTORY)).running() as line:
         await line.wait_for_executors(1)
         for name in ("other", "../x", "/etc/passwd", "x" * 5000, "x\n", "\0", "unfit", "unfit"):
-            with pytest.raises(grpc.aio.AioRpcError, match="'unfit' cannot be served: it is for|does not exist") as raised:
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=r"'unfit' cannot be served: it is for|does not exist"
+            ) as raised:
                 await generate(line, name)
             assert raised.value.code() is grpc.StatusCode.NOT_FOUND
             assert len(raised.value.details() or "") < 200
