@@ -16,8 +16,8 @@ LOOKUP_METHODS = ("ngram", "suffix")
 DRAFT_MODEL_METHODS = ("draft_model", "self", "eagle3")
 METHODS = (*LOOKUP_METHODS, *DRAFT_MODEL_METHODS, "mtp")
 _OF_DRAFT_MODEL = {"draft_tensor_parallel_size", "max_model_len", "quantization", "revision"}
-# Chooses a method, or none.
-AUTO = "auto"
+# Chooses a method, or none; the same with a copy of the model beside n-grams.
+AUTO, WITH_COPY = "auto", "ngram+self"
 # Requests from which on a step has no drafts by default: with two cores, such steps gain too little by them.
 _DISABLED_BY_DEFAULT = 16
 
@@ -37,11 +37,11 @@ class SpeculationConfig:
     spec_method: str = flag(
         AUTO,
         "method that drafts tokens; ngram: continues as the same text did before, suffix: as outputs of other "
-        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: on a CPU, ngram and, for "
-        "weights of 16 bits or more, a copy of the model in 4 bits, as pays in steps of fewer than 16 requests, if the "
-        "model supports drafts, or what other flags name, none: no drafts",
+        "requests did, too, draft_model, self, eagle3, mtp: with a smaller model, auto: on a CPU, ngram in steps of "
+        "fewer than 16 requests, if the model supports drafts, or what other flags name, ngram+self: auto, and in "
+        "steps of up to 4 requests a copy in 4 bits of a model with more, as pays, none: no drafts",
         group="speculation",
-        choices=(*METHODS, AUTO, "none"),
+        choices=(*METHODS, AUTO, WITH_COPY, "none"),
     )
     spec_model: str | None = flag(
         None,
@@ -127,7 +127,8 @@ class Speculation:
     prompt_lookup_max: int = 8
     prompt_lookup_min: int = 1
     adaptive: bool = True  # draft only as many tokens as pay off
-    if_possible: bool = False  # by default: what the setup supports, also with a copy of the model
+    if_possible: bool = False  # by default: what the setup supports
+    with_copy: bool = False  # if possible, a copy of the model drafts, too
     # [(requests, tokens)] in rising order: in steps with at least this many requests, each gets at most this many
     # drafts. From num_speculative_tokens_per_batch_size and disable_by_batch_size.
     draft_bounds: tuple[tuple[int, int], ...] = ()
@@ -149,11 +150,13 @@ class Speculation:
         if values.get("model") == "[ngram]":
             values |= {"model": "", "method": _same("ngram", values.get("method"), "method")}
         method = values.pop("method", None) or _method_of(str(values.get("model") or ""))
-        if method == AUTO:
+        if method in (AUTO, WITH_COPY):
             if of_model := _OF_DRAFT_MODEL & values.keys():
                 source = _source_of(min(of_model), config)
                 raise StartupError(f"{source} has no effect without a draft model: add --spec-model, or leave it out")
-            method, values["if_possible"] = "ngram", True
+            if values.get("model"):
+                raise StartupError(f"method {method} drafts with the model itself: leave the draft model out")
+            method, values["if_possible"], values["with_copy"] = "ngram", True, method == WITH_COPY
             if "num_speculative_tokens_per_batch_size" not in values:
                 values.setdefault("disable_by_batch_size", _DISABLED_BY_DEFAULT)
         if method not in METHODS:

@@ -87,7 +87,7 @@ class Directory:
         elif unfit:
             what = f"--lora-dir {self.path}: requests cannot name {unfit[0]!r:.100}; use letters, digits and ._:+@-"
             self._complain(what)
-        stamps = {name: self.stamp(name) for name in sorted(set(names[:_MOST]).difference(unfit))}
+        stamps = {name: self.stamp(name) for name in sorted(set(names).difference(unfit))[:_MOST]}
         return {name: stamp for name, stamp in stamps.items() if stamp is not None}
 
     def _complain(self, what: str) -> None:

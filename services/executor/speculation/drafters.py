@@ -47,7 +47,7 @@ def load_drafter(
     if speculation is None:
         return None
     if speculation.if_possible:
-        return copy_for_later(target, device, group) if speculation.adaptive else None
+        return copy_for_later(target, device, group) if speculation.with_copy and speculation.adaptive else None
     if speculation.method in LOOKUP_METHODS:
         return None
     drafts.check(speculation, group.tensor.size, group.stage.count, on_cuda=device.type != "cpu")

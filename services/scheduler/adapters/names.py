@@ -164,7 +164,7 @@ class Names:
         if names := {*hidden, *(one.name for one in info.adapters if self.registry.is_removed(one))}:
             self._num_removals += 1
             self._tasks.start(self._forget_names(driver, names))
-        if info.adapter_directory and self._watching is None:
+        if info.adapter_directory and (self._watching is None or self._watching.done()):
             self._watching = self._tasks.start(self._watch())
         return has_changed
 

@@ -19,6 +19,9 @@ def of(config: object = None, **flags: object) -> Speculation | None:
 def test_ngrams_draft_unless_another_method_or_none_is_named():
     default = Speculation("ngram", if_possible=True, draft_bounds=((16, 0),))
     assert of() == of(spec_method="auto") == of({"method": "auto"}) == default
+    assert of(spec_method="ngram+self") == dataclasses.replace(default, with_copy=True)
+    with pytest.raises(StartupError, match="leave the draft model out"):
+        of(spec_method="ngram+self", spec_model="self:q4")
     fewer = dataclasses.replace(default, num_speculative_tokens=3, adaptive=False)
     assert of({"num_speculative_tokens": 3, "adaptive": False}) == fewer
     by_size = of({"num_speculative_tokens_per_batch_size": [[1, 40, 2]]})
