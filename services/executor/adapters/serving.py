@@ -130,15 +130,18 @@ class ServedAdapters:
             metrics.ADAPTER_LOAD_SECONDS.observe(seconds)
             logger.info("loaded adapter %s (%.12s) in %.3f s", located.name, adapter.digest, seconds)
             self._leaving.pop(adapter.digest, None)
-            self._leave(slots.host.keep(adapter))
+            self._leave(slots.host.keep(adapter), has_read=True)
             return adapter
 
-    def _leave(self, adapters: Iterable[HostAdapter]) -> None:
-        """Lets other ranks forget what has left memory here, once no step that waits for the device holds it."""
+    def _leave(self, adapters: Iterable[HostAdapter], *, has_read: bool = False) -> None:
+        """Lets other ranks forget what has left memory here, once no step that waits for the device holds it, and not
+        while all ranks read an adapter, which may be the same. has_read: they have just read one."""
         if self._drop is None:
             return
         self._leaving |= {adapter.digest: weakref.ref(adapter) for adapter in adapters}
         del adapters
+        if self._reading.locked() and not has_read:
+            return  # until the next read
         for digest in [digest for digest, adapter in self._leaving.items() if adapter() is None]:
             del self._leaving[digest]
             self._drop(digest)
