@@ -83,12 +83,13 @@ def measure(
     rounds = {method: [times.round(method, drafted)] for method in measured}
     several = with_drafts(runner, _SEVERAL)
     fits = limits.max_num_seqs >= _SEVERAL and several.num_tokens <= limits.max_num_batched_tokens
-    if group.least(int(fits and times.steps[0][1] < _FAST_S)):
-        for method in measured:
-            if rounds[method][0][1] > _COSTLY * times.steps[0][1]:
-                for _ in range(2):  # the first is recorded
-                    times.take(method, several)
-                rounds[method].append(times.round(method, several))
+    step = times.steps[0][1]
+    for method in measured:
+        is_worth_it = fits and step < _FAST_S and rounds[method][0][1] > _COSTLY * step
+        if group.least(int(is_worth_it)):  # each rank has measured other times
+            for _ in range(2):  # the first is recorded
+                times.take(method, several)
+            rounds[method].append(times.round(method, several))
     proposer.prefer(0)
     named = zip(proposer.methods, methods, strict=True)
     return DecodeCosts(

@@ -1,5 +1,8 @@
 """The measured costs of steps."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 
 from pagewire.services.executor.batch.input_batch import BatchShape
@@ -16,8 +19,8 @@ class TimedRunner:
     limits = Limits(16, 256, 512, 16)
     max_draft_tokens = 4
 
-    def __init__(self, scale: float) -> None:
-        self.now, self.scale = 0.0, scale
+    def __init__(self, scale: float, per_draft: float = 0.5) -> None:
+        self.now, self.scale, self.per_draft = 0.0, scale, per_draft
         self.sizes = [1, 2, 1 + self.max_draft_tokens]  # of the warm-up
         self.proposer = Proposer()
 
@@ -25,7 +28,7 @@ class TimedRunner:
         drafts = shape.max_query_len - 1
         is_first = shape.num_tokens not in self.sizes
         self.sizes.append(shape.num_tokens)
-        self.now += self.scale * (1 + 0.1 * shape.num_tokens + 0.5 * drafts + 5 * is_first)
+        self.now += self.scale * (1 + 0.1 * shape.num_tokens + self.per_draft * drafts + 5 * is_first)
 
 
 def rounds(costs: DecodeCosts) -> dict[int, float]:
@@ -64,3 +67,32 @@ def test_the_fastest_of_some_times_counts() -> None:
     costs = measure(runner, ALONE_GROUP, lambda: runner.now, lambda: runner.now)  # type: ignore[arg-type]
     assert dict(costs.steps)[1] == pytest.approx(0.0011, rel=1e-6)
     assert rounds(costs) == pytest.approx({1: 0.0005, 8: 0.0005}, rel=1e-6)
+
+
+class Pair:
+    """Two ranks that compare numbers."""
+
+    def __init__(self) -> None:
+        self._barrier, self._given = Barrier(2), list[int]()
+
+    def least(self, number: int) -> int:
+        self._given.append(number)
+        self._barrier.wait(timeout=10)
+        least = min(self._given)
+        if self._barrier.wait(timeout=10) == 0:
+            self._given.clear()
+        self._barrier.wait(timeout=10)
+        return least
+
+
+def test_ranks_take_the_same_steps_whatever_each_has_measured() -> None:
+    others, pair = (TimedRunner(0.001, per_draft=0.0), TimedRunner(0.03)), Pair()
+
+    def sizes(runner: TimedRunner) -> list[int]:
+        measure(runner, pair, lambda: runner.now, lambda: runner.now)  # type: ignore[arg-type]
+        return runner.sizes[3:]
+
+    with ThreadPoolExecutor(2) as threads:
+        for other in others:
+            first, second = threads.map(sizes, (TimedRunner(0.001), other))
+            assert first == second
