@@ -50,8 +50,8 @@ def make_scheduler(
 def make_engine(
     config: SchedulerConfig, discovery: Discovery, connect: Connect, caches: PrefixCaches | None = None
 ) -> Engine:
-    """Returns the service with all features. connect: makes channels to executors that are listed. caches: is told of
-    its prefix caches."""
+    """Returns the service with all features. connect: makes channels to executors that are listed. caches: follows its
+    prefix caches."""
     caches = caches or PrefixCaches()
     scheduler = make_scheduler(config, 0, caches.on_memory)
     admission = Entrance(scheduler, config.max_queue_time)

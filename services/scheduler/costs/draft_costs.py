@@ -97,7 +97,7 @@ class DraftCosts:
         self._last = None
 
     def _compare(self, drafted: _Step, plain: _Step) -> None:
-        """Corrects the shares of the methods by a Kalman filter, whose states are taken as independent."""
+        """Corrects the shares of the methods by a Kalman filter that takes its states as independent."""
         num_requests = drafted.num_requests
         expected = self.drafted(num_requests, drafted.drafts)
         surprise = math.log(drafted.seconds / expected) - math.log(plain.seconds / self.plain(plain.num_requests))

@@ -68,7 +68,7 @@ class Recorder:
         requests: Iterable[Request],
         on_change: Callable[["Recorder"], None],
     ) -> None:
-        """requests: live ones, whose tokens tell what present blocks hold. on_change: called with the first change
+        """requests: live ones; their tokens tell what present blocks hold. on_change: called with the first change
         after `take`."""
         self.executor = executor
         self.kv = kv
