@@ -65,8 +65,10 @@ class Run:
 
 
 def main() -> None:
-    config = flags.parse(
-        ServicesConfig, sys.argv[1:], prog="python -m benchmarks.services", description="What the services cost."
+    config = without_drafts(
+        flags.parse(
+            ServicesConfig, sys.argv[1:], prog="python -m benchmarks.services", description="What the services cost."
+        )
     )
     # A line for each request would be most of what is printed.
     with server(replace(config, log_level="warning")) as (process, port):
@@ -82,6 +84,11 @@ def main() -> None:
         share = run.per_token(*AROUND) / run.per_token("compute")
         times = f"{bare.per_token('compute'):>10.1f}{run.per_token('client'):>10.1f}"
         print(f"{num_streams:>8}{parts}{share:>10.1%}{times}{run.rate:>10.0f}{bare.rate:>10.0f}")
+
+
+def without_drafts(config: ServicesConfig) -> ServicesConfig:
+    """Returns the config without speculation: steps alone cannot tell which drafts the model would have accepted."""
+    return replace(config, spec_method="none")
 
 
 # -- through HTTP ------------------------------------------------------------------------------------------------------

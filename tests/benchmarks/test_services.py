@@ -1,6 +1,7 @@
 """The steps that are executed alone are those of the load through HTTP."""
 
-from benchmarks.services import ServicesConfig, plan
+from benchmarks.services import ServicesConfig, plan, without_drafts
+from pagewire.config import ExecutorConfig
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
 
 INFO = ExecutorInfo(
@@ -23,3 +24,9 @@ def test_every_request_is_computed_once_and_to_its_full_length() -> None:
     # The last token of each request is sampled and never computed with.
     assert sum(int(step.num_scheduled_tokens.sum()) for step in steps) == 5 * (12 + 7 - 1)
     assert max(int(step.num_scheduled_tokens.sum()) for step in steps) == 16
+
+
+def test_neither_part_of_the_comparison_drafts() -> None:
+    """The default of a server is to draft, on a CPU."""
+    assert ServicesConfig().spec_method == "auto"
+    assert without_drafts(ServicesConfig()).part(ExecutorConfig).spec_method == "none"
