@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pagewire.kernels.cpu.runtime.library import (
     FLOAT8,
+    INT8,
     F,
     I,
     L,
@@ -20,6 +21,8 @@ from pagewire.kernels.cpu.runtime.library import (
 from pagewire.kernels.ops import MAX_HEAD_DIM
 
 __all__ = ["paged_attention", "rotary_store_kv", "store_kv"]
+
+_CODES = {torch.float8_e4m3fn: FLOAT8, torch.int8: INT8}
 
 _paged_attention = bind("paged_attention", I, I, I, *[P] * 8, *[L] * 4, *[I] * 5, F, I, F, I)
 _store_kv = bind("store_kv", I, I, P, P, *[L] * 4, P, P, P, L, *[I] * 3, L, I)
@@ -36,21 +39,30 @@ def _check_cache(op: str, kv_cache: Tensor) -> tuple[int, int, int, int]:
     return num_kv_heads, block_size, head_dim, strides[0]
 
 
-def _scales(op: str, kv_cache: Tensor, dtype: torch.dtype, kv_scales: Tensor | None) -> int | None:
-    """Returns the address of kv_scales; None if the cache holds `dtype` itself, or 16 bits of what is fp32."""
+def _form(op: str, kv_cache: Tensor, dtype: torch.dtype, kv_scales: Tensor | None) -> tuple[int, int | None]:
+    """Returns the code of what the cache holds, and the address of kv_scales; None if it holds `dtype` itself, or 16
+    bits of what is fp32."""
     if kv_scales is None:
-        if kv_cache.dtype is not dtype and (dtype is not torch.float32 or kv_cache.dtype is torch.float8_e4m3fn):
+        if kv_cache.dtype is not dtype and (dtype is not torch.float32 or kv_cache.dtype in _CODES):
             raise TypeError(f"{op}: without kv_scales kv_cache must be {dtype} as what it holds, not {kv_cache.dtype}")
-        return None
-    if kv_cache.dtype is not torch.float8_e4m3fn:
-        raise TypeError(f"{op}: with kv_scales kv_cache must be float8_e4m3fn, not {kv_cache.dtype}")
-    num_kv_heads = kv_cache.shape[2]
-    if kv_scales.dtype is not torch.float32 or kv_scales.shape != (2, num_kv_heads) or not kv_scales.is_contiguous():
+        return dtype_code(kv_cache), None
+    if kv_cache.dtype not in _CODES:
+        raise TypeError(f"{op}: with kv_scales kv_cache must be float8_e4m3fn or int8, not {kv_cache.dtype}")
+    num_blocks, _, num_kv_heads, block_size, _ = kv_cache.shape
+    if kv_cache.dtype is torch.int8:
+        strides = (kv_cache.stride(0) // 2, num_kv_heads * block_size, block_size, 1)
+        shape = (num_blocks, 2, num_kv_heads, block_size)
+        if kv_scales.dtype is not torch.bfloat16 or kv_scales.shape != shape or kv_scales.stride() != strides:
+            raise ValueError(
+                f"{op}: kv_scales of int8 must be bfloat16 {shape} with strides {strides}, not {kv_scales.dtype} "
+                f"{tuple(kv_scales.shape)} with {kv_scales.stride()}"
+            )
+    elif kv_scales.dtype is not torch.float32 or kv_scales.shape != (2, num_kv_heads) or not kv_scales.is_contiguous():
         raise ValueError(
             f"{op}: kv_scales must be contiguous float32 [2, {num_kv_heads}], not {kv_scales.dtype} "
             f"{tuple(kv_scales.shape)}"
         )
-    return kv_scales.data_ptr()
+    return _CODES[kv_cache.dtype], kv_scales.data_ptr()
 
 
 def paged_attention(
@@ -74,7 +86,7 @@ def paged_attention(
     _, num_heads, head_dim = query.shape
     token_stride, head_stride, element_stride = query.stride()
     num_kv_heads, block_size, cache_head_dim, block_stride = _check_cache("paged_attention", kv_cache)
-    scales = _scales("paged_attention", kv_cache, query.dtype, kv_scales)
+    form, scales = _form("paged_attention", kv_cache, query.dtype, kv_scales)
     if sinks is not None and (sinks.dtype is not torch.float32 or sinks.shape != (num_heads,)):
         raise ValueError(
             f"paged_attention: sinks must be float32 [{num_heads}], not {sinks.dtype} {tuple(sinks.shape)}"
@@ -97,7 +109,7 @@ def paged_attention(
     _paged_attention(
         dtype_code(query),
         dtype_code(output),
-        dtype_code(kv_cache) if scales is None else FLOAT8,
+        form,
         query.data_ptr(),
         kv_cache.data_ptr(),
         output.data_ptr(),
@@ -125,7 +137,7 @@ def paged_attention(
 
 def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None) -> None:
     num_kv_heads, block_size, head_dim, block_stride = _check_cache("store_kv", kv_cache)
-    scales = _scales("store_kv", kv_cache, key.dtype, kv_scales)
+    form, scales = _form("store_kv", kv_cache, key.dtype, kv_scales)
     num_tokens = key.shape[0]
     _check_slots("store_kv", slot_mapping, num_tokens)
     if key.shape[1:] != (num_kv_heads, head_dim) or value.shape != key.shape or value.dtype is not key.dtype:
@@ -137,7 +149,7 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
         key, value = key.contiguous(), value.contiguous()
     _store_kv(
         dtype_code(key),
-        dtype_code(kv_cache) if scales is None else FLOAT8,
+        form,
         key.data_ptr(),
         value.data_ptr(),
         key.stride(0),
@@ -175,7 +187,7 @@ def rotary_store_kv(
     num_tokens, all_heads, head_dim = qkv.shape
     token_stride, head_stride, element_stride = qkv.stride()
     num_kv_heads, block_size, cache_head_dim, block_stride = _check_cache("rotary_store_kv", kv_cache)
-    scales = _scales("rotary_store_kv", kv_cache, qkv.dtype, kv_scales)
+    form, scales = _form("rotary_store_kv", kv_cache, qkv.dtype, kv_scales)
     _check_slots("rotary_store_kv", slot_mapping, num_tokens)
     num_heads = all_heads - 2 * num_kv_heads
     if num_heads <= 0 or head_dim != cache_head_dim or element_stride != 1:
@@ -200,7 +212,7 @@ def rotary_store_kv(
     )
     _rotary_store_kv(
         dtype_code(qkv),
-        dtype_code(kv_cache) if scales is None else FLOAT8,
+        form,
         dtype_code(qkv if q_weight is None else q_weight),
         positions.data_ptr(),
         qkv.data_ptr(),

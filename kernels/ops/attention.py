@@ -3,6 +3,13 @@
 `kv_cache` is one layer's [num_blocks, 2, num_kv_heads, block_size, head_dim], 0 = keys, 1 = values. Each page
 [2, num_kv_heads, block_size, head_dim] is contiguous; the stride between pages is free, so that it may be one layer's
 view `group[:, layer]` of a cache [num_blocks, layers, 2, ...] that several layers share.
+
+A cache of 8 bits has scales (`kv_scales`), which stored keys and values are multiplied with:
+
+- float8_e4m3fn: fp32 [2, num_kv_heads], given by the caller; what is stored saturates at +-448.
+- int8: bf16 [num_blocks, 2, num_kv_heads, block_size], a scale per token and head, which lies in the page behind its
+  keys and values (`int8_pages`) and is written with them: the largest magnitude / 127, rounded to bf16. What is divided
+  by it is rounded to nearest. A head of zeros has the scale 0, one with a number that is not finite the scale NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +22,19 @@ from pagewire.kernels.ops.definition import op
 MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
 # Queries of up to this many tokens are short: on CUDA they have a separate kernel.
 SHORT_QUERY = 16
+_SCALE = torch.bfloat16  # of a token in int8: a rounded scale costs no exactness, as it is what is divided by
+
+
+def int8_page_bytes(num_kv_heads: int, block_size: int, head_dim: int) -> int:
+    """Returns the bytes of a page in int8, scales included."""
+    return 2 * num_kv_heads * block_size * (head_dim + _SCALE.itemsize)
+
+
+def int8_pages(pages: Tensor, num_kv_heads: int, block_size: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Returns kv_cache and kv_scales, views of int8 [num_blocks, int8_page_bytes], in which pages are contiguous."""
+    size = 2 * num_kv_heads * block_size * head_dim
+    kv_cache = pages[:, :size].unflatten(1, (2, num_kv_heads, block_size, head_dim))
+    return kv_cache, pages[:, size:].view(_SCALE).unflatten(1, (2, num_kv_heads, block_size))
 
 
 @op()
@@ -38,7 +58,7 @@ def paged_attention(
     """Causal attention of a ragged batch over a paged KV cache.
 
     query            [num_tokens, num_heads, head_dim]
-    kv_cache         of the result's dtype, or float8_e4m3fn with kv_scales
+    kv_cache         of the result's dtype, or float8_e4m3fn or int8 with kv_scales
     block_table      int32 [num_reqs, max_blocks]; entries past a request's length are never used, nor those of blocks
                      that lie before the window of its first query token
     query_start_loc  int32 [num_reqs + 1]
@@ -47,7 +67,7 @@ def paged_attention(
     min_query_len    the shortest, padding aside (a launch hint: no program starts for queries that there are not)
     sliding_window   0 = off
     soft_cap         0 = off
-    kv_scales        fp32 [2, num_kv_heads]: what the stored keys and values are multiplied with
+    kv_scales        of a cache of 8 bits
     sinks            fp32 [num_heads]: a score per head, of a key without a value, which takes its share of the softmax
     split_size       tokens of context that one program reduces: fixed, the result of a request is bitwise independent
                      of the rest of the batch; 0 = chosen on the device from all lengths (no other effect)
@@ -62,7 +82,7 @@ def paged_attention(
     return query.new_empty(query.shape, dtype=dtype)
 
 
-@op(mutates=("kv_cache",))
+@op(mutates=("kv_cache", "kv_scales"))
 def store_kv(
     key: Tensor,
     value: Tensor,
@@ -72,14 +92,13 @@ def store_kv(
 ) -> None:
     """Write key and value [num_tokens, num_kv_heads, head_dim] to their slots.
 
-    key, value    of kv_cache's dtype; on CPUs they may be fp32
+    key, value    of kv_cache's dtype, unless it is of 8 bits; on CPUs they may be fp32
     slot_mapping  int64 [num_tokens]; -1 = padding, skipped
-    kv_scales     fp32 [2, num_kv_heads], for a float8_e4m3fn cache: keys and values are divided by theirs and saturate
-                  at +-448
+    kv_scales     of a cache of 8 bits, as the module describes them; written if it is int8
     """
 
 
-@op(mutates=("qkv", "kv_cache"))
+@op(mutates=("qkv", "kv_cache", "kv_scales"))
 def rotary_store_kv(
     positions: Tensor,
     qkv: Tensor,
@@ -95,7 +114,8 @@ def rotary_store_kv(
 
     positions           int64 [num_tokens]
     qkv                 [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; the query heads are changed in place, what
-                        the key heads hold afterwards is undefined; of kv_cache's dtype, on CPUs it may be fp32
+                        the key heads hold afterwards is undefined; of kv_cache's dtype, unless it is of 8 bits; on CPUs
+                        it may be fp32
     cos_sin_cache       fp32 [max_position, rotary_dim] = cat(cos, sin)
     q_weight, k_weight  [head_dim], both or none: RMS norm with eps comes first; of qkv's dtype, or fp32, with which the
                         product is rounded only once

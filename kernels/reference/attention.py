@@ -9,6 +9,7 @@ from pagewire.kernels.reference.elementwise import rms_norm
 
 # The largest value of float8_e4m3fn; larger values are stored as this.
 FP8_MAX = 448.0
+INT8_MAX = 127.0
 
 
 def paged_attention(
@@ -42,9 +43,10 @@ def paged_attention(
         # Block ids of tokens that no query sees any longer are stale.
         seen = seq_len - query_len - sliding_window + 1 if sliding_window > 0 else 0
         first_page = max(0, seen) // block_size
-        pages = kv_cache[block_table[b, first_page : -(-seq_len // block_size)].long()].float()
+        blocks = block_table[b, first_page : -(-seq_len // block_size)].long()
+        pages = kv_cache[blocks].float()
         if kv_scales is not None:
-            pages *= kv_scales[None, :, :, None, None]
+            pages *= kv_scales[blocks].float()[..., None] if kv_scales.dim() == 4 else kv_scales[None, :, :, None, None]
         # [num_pages, 2, num_kv_heads, block_size, head_dim] -> [2, num_heads, num_keys, head_dim]
         num_keys = seq_len - first_page * block_size
         keys_values = pages.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :num_keys]
@@ -76,7 +78,10 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
     slots = slot_mapping[kept]
     blocks, offsets = slots // block_size, slots % block_size
     for index, tensor in enumerate((key[kept], value[kept])):
-        if kv_scales is not None:
+        if kv_cache.dtype is torch.int8:
+            assert kv_scales is not None, "an int8 cache has scales"
+            tensor, kv_scales[blocks, index, :, offsets] = quantized_rows(tensor, kv_scales.dtype)
+        elif kv_scales is not None:
             tensor = (tensor.float() / kv_scales[index, :, None]).clamp(-FP8_MAX, FP8_MAX)
         # As bytes: not every torch build can index-put fp8.
         stored = tensor.to(kv_cache.dtype)
@@ -84,6 +89,16 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
             kv_cache.view(torch.uint8)[blocks, index, :, offsets] = stored.view(torch.uint8)
         else:
             kv_cache[blocks, index, :, offsets] = stored
+
+
+def quantized_rows(rows: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rounds [..., size] to integers of 8 bits (in fp32), and returns them with their scales [...]."""
+    rows = rows.float()
+    largest = rows.abs().amax(-1)
+    scales = (largest / INT8_MAX + largest * 0).to(scale_dtype)  # NaN where a number is not finite
+    steps = scales.float()[..., None]
+    integers = (rows / torch.where(steps > 0, steps, 1.0)).clamp(-INT8_MAX, INT8_MAX).round()
+    return integers.nan_to_num(0.0), scales
 
 
 def rotary_store_kv(

@@ -156,10 +156,11 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     kv_cache_dtype: str = flag(
         "auto",
-        "type of stored keys and values; auto: that of --dtype, fp8: fp8_e4m3, half the memory, scaled by the "
-        "checkpoint's k_scale and v_scale or by 1, smallest: fp8 if the layers of the model support it, else auto",
+        "type of stored keys and values; auto: that of --dtype, int8: half the memory, with a scale per token and head, "
+        "fp8: fp8_e4m3, half the memory, scaled by the checkpoint's k_scale and v_scale or by 1, smallest: fp8 if the "
+        "layers of the model support it, else auto",
         group="memory",
-        choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", SMALLEST),
+        choices=("auto", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", SMALLEST),
     )
     attention_split_size: int = flag(
         0,

@@ -11,7 +11,7 @@ from pagewire.files.models import local_model
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.flags.model_facts import ModelFacts
 
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1, "int8": 1}
 
 _PHRASES = {
     "max_num_seqs": "more: more tokens per second in all, fewer for each request, and more memory for buffers",
@@ -27,7 +27,7 @@ _PHRASES = {
     "scheduling_policy": "priority: requests of low priority wait, and are preempted first",
     "block_size": "larger: fewer blocks to manage, shorter hits in the prefix cache",
     "gpu_memory_utilization": "more: a larger KV cache, less memory for other programs on the device",
-    "kv_cache_dtype": "fp8, smallest: keys and values need half the memory and are less exact",
+    "kv_cache_dtype": "int8, fp8, smallest: keys and values need half the memory and are less exact, with int8 least",
     "num_gpu_blocks_override": "for tests: few blocks force preemption",
     "mm_encoder_cache_bytes": "saves encoding the same image again; costs this much memory",
     "grammar_cache_size": "saves compiling the same grammar again; large grammars need some MB each",
@@ -94,7 +94,7 @@ def _kv_cache_memory_bytes(config: Any, facts: ModelFacts) -> str:
 
 
 def _kv_cache_dtype(config: Any, facts: ModelFacts) -> str:
-    if getattr(config, "kv_cache_dtype", "auto") != SMALLEST or facts.can_be_fp8:
+    if getattr(config, "kv_cache_dtype", "auto") != SMALLEST or facts.can_be_8_bits:
         return ""
     return "same as auto: this model stores no keys and values that could be fp8"
 
@@ -123,12 +123,13 @@ def kv_bytes_per_token(config: Any, facts: ModelFacts) -> int:
     """Returns the bytes of keys and values of all layers for a token; 0 if they differ between tokens."""
     dtype = getattr(config, "kv_cache_dtype", "auto")
     if dtype == SMALLEST:
-        dtype = "fp8" if facts.can_be_fp8 else "auto"
+        dtype = "fp8" if facts.can_be_8_bits else "auto"
     if dtype == "auto":
         dtype = getattr(config, "dtype", "auto")
     if dtype == "auto":
         dtype = facts.dtype if facts.dtype in ("bfloat16", "float16") else "bfloat16"
-    return facts.kv_elements * _BYTES.get(dtype, 2)
+    scales = 2 * facts.kv_elements // facts.head_dim if dtype == "int8" and facts.head_dim else 0
+    return facts.kv_elements * _BYTES.get(dtype, 2) + scales
 
 
 def size_text(num_bytes: float) -> str:

@@ -30,8 +30,9 @@ class ModelFacts:
     dtype: str = ""
     quantization: str = ""
     kv_elements: int = 0  # of keys and values of one token, in all layers
+    head_dim: int = 0
     has_state: bool = False  # some layers keep a state instead of keys and values
-    can_be_fp8: bool = True  # some layers keep keys and values, not only latent vectors
+    can_be_8_bits: bool = True  # some layers keep keys and values, not only latent vectors
     architecture: str = ""
     heads: int = 0
     kv_heads: int = 0
@@ -91,10 +92,11 @@ def _of_gguf(path: Path) -> ModelFacts:
         "gguf",
         elements,
         has_state=has_state,
-        can_be_fp8=not is_latent and not (has_state and not heads),
+        can_be_8_bits=not is_latent and not (has_state and not heads),
         architecture=str(architecture),
         heads=heads,
         kv_heads=kv_heads,
+        head_dim=head_dim,
         layers=layers,
         has_experts=bool(number("expert_count")),
         bits=bits.most_common(1)[0][0] if bits else 0,
@@ -125,10 +127,11 @@ def _of_config(path: Path, config: Mapping[str, Any]) -> ModelFacts:
         str(quantized.get("quant_method", early)),
         elements,
         has_state=has_state,
-        can_be_fp8=not text.get("kv_lora_rank") and not (has_state and not heads),
+        can_be_8_bits=not text.get("kv_lora_rank") and not (has_state and not heads),
         architecture=str(next(iter(config.get("architectures") or ()), "the model")),
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
         layers=text.get("num_hidden_layers") or 0,
         has_experts=any("expert" in key and value for key, value in text.items()),
         bits=_bits_of(quantized, dtype),

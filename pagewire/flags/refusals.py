@@ -16,6 +16,7 @@ from pagewire.config import (
     json_object,
     model_refusals,
 )
+from pagewire.config.executor import SMALLEST
 from pagewire.config.parallel import heads_refusal
 from pagewire.config.profiles import runs_on_cuda
 from pagewire.config.ray import RayConfig
@@ -262,8 +263,9 @@ def _of_model(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]
         yield of_executor.of_cache_dtype(config.kv_cache_dtype, dtype)
         if config.batch_invariant and not runs_on_cuda(config.device) and config.distributed_executor_backend != "ray":
             yield of_executor.of_batches(dtype)
-    if config.kv_cache_dtype in ("fp8", "fp8_e4m3") and not facts.can_be_fp8:
-        yield of_executor.of_fp8_cache()
+    form = of_executor.in_8_bits(config.kv_cache_dtype)
+    if form and config.kv_cache_dtype != SMALLEST and not facts.can_be_8_bits:
+        yield of_executor.of_8_bit_cache(form)
     has_head = facts.path.suffix == ".gguf" or not facts.architecture.endswith(("ForCausalLM", "Model", "ForMaskedLM"))
     if config.convert == "classify" and config.runner != "generate" and not has_head:
         yield of_executor.of_classes(facts.architecture)

@@ -23,7 +23,7 @@ P, I, L, F = c_void_p, c_int, c_int64, c_float  # noqa: E741
 
 # Dtype codes, as in vector.h
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-FLOAT8 = 3  # of KV caches only
+FLOAT8, INT8 = 3, 4  # of KV caches only
 
 # Elements below which an elementwise op runs on the calling thread alone.
 _SERIAL_ELEMENTS = 32_768

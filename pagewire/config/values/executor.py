@@ -67,18 +67,18 @@ def of_batches(dtype: str) -> str | None:
     )
 
 
-def is_fp8(cache_dtype: str) -> bool:
-    """Returns whether a value of --kv-cache-dtype means fp8."""
-    return cache_dtype in ("fp8", "fp8_e4m3", SMALLEST)
+def in_8_bits(cache_dtype: str) -> str | None:
+    """Returns what a value of --kv-cache-dtype means if it is of 8 bits: fp8, int8 or, for others, None."""
+    return "int8" if cache_dtype == "int8" else "fp8" if cache_dtype in ("fp8", "fp8_e4m3", SMALLEST) else None
 
 
 def of_cache_dtype(cache_dtype: str, dtype: str) -> str | None:
     """Refuses a cache of another type than the model's, which is `dtype`."""
-    if is_fp8(cache_dtype) or cache_dtype in ("auto", dtype):
+    if in_8_bits(cache_dtype) or cache_dtype in ("auto", dtype):
         return None
     return (
-        f"--kv-cache-dtype {cache_dtype}: keys and values are stored as the model computes ({dtype}) or as fp8; "
-        f"use --kv-cache-dtype auto or fp8, or --dtype {cache_dtype}"
+        f"--kv-cache-dtype {cache_dtype}: keys and values are stored as the model computes ({dtype}) or in 8 bits; "
+        f"use --kv-cache-dtype auto, int8 or fp8, or --dtype {cache_dtype}"
     )
 
 
@@ -137,11 +137,11 @@ def of_load_format(path: object, load_format: str) -> str:
     return f"{path}: --load-format {load_format} needs a directory with config.json, or a .gguf file"
 
 
-def of_fp8_cache() -> str:
-    """Refuses --kv-cache-dtype fp8 for layers that store something else."""
+def of_8_bit_cache(cache_dtype: str) -> str:
+    """Refuses --kv-cache-dtype int8 and fp8 for layers that store something else."""
     return (
-        "--kv-cache-dtype fp8: the model stores a latent or a state in place of keys and values, which cannot be fp8; "
-        "leave the flag out"
+        f"--kv-cache-dtype {cache_dtype}: the model stores a latent or a state in place of keys and values, which "
+        f"cannot be {cache_dtype}; leave the flag out"
     )
 
 

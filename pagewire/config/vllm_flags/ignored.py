@@ -63,7 +63,7 @@ _TABLE = (
     (
         "swap-space= preemption-mode=",
         "a preempted request is computed again, mostly from the prefix cache; enlarge the cache with"
-        " --kv-cache-memory-bytes, or halve its size with --kv-cache-dtype fp8",
+        " --kv-cache-memory-bytes, or halve its size with --kv-cache-dtype int8",
     ),
     (
         "cpu-offload-gb= cpu-offload-params= offload-backend= offload-group-size= offload-num-in-group="

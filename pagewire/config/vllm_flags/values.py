@@ -87,9 +87,10 @@ VALUES: dict[str, dict[str, Value]] = {
     "kv_cache_dtype": {
         "fp8_e5m2": Value(why="fp8 means fp8_e4m3, which is more exact; use fp8", refused=True),
         **dict.fromkeys(
-            ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head", "nvfp4", "fp8_inc", "fp8_ds_mla"),
-            Value(why="keys and values are stored in 16 bits or as fp8; use fp8", refused=True),
+            ("int4_per_token_head", "fp8_per_token_head", "nvfp4", "fp8_inc", "fp8_ds_mla"),
+            Value(why="keys and values are stored in 16 bits, as int8 or as fp8; use int8 or fp8", refused=True),
         ),
+        "int8_per_token_head": Value("int8"),
     },
     "load_format": {
         "hf": Value("auto"),

@@ -69,7 +69,7 @@ def _ngrams(config: ServeConfig, mean_output: float, model: ModelFacts) -> Itera
 
 
 def _fp8(model: ModelFacts, why: str) -> Iterator[Candidate]:
-    if model.can_be_fp8:
+    if model.can_be_8_bits:
         yield Candidate({"kv_cache_dtype": "fp8"}, why)
 
 

@@ -9,6 +9,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from pagewire.kernels import ops
+
 
 @dataclass(frozen=True)
 class KVSpec:
@@ -23,7 +25,9 @@ class KVSpec:
     window: int = 0  # keys that a query sees, itself included; 0 = all
 
     def page_shape(self, block_size: int) -> tuple[int, ...]:
-        """Returns the shape of one block in one layer; 0 = keys, 1 = values."""
+        """Returns the shape of one block in one layer; 0 = keys, 1 = values. In int8, a block also has scales."""
+        if self.dtype is torch.int8:
+            return (ops.int8_page_bytes(self.num_kv_heads, block_size, self.head_dim),)
         return (2, self.num_kv_heads, block_size, self.head_dim)
 
     def page_bytes(self, block_size: int) -> int:

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.config.executor import SMALLEST
-from pagewire.config.values import executor as values
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.loading.cache_dtype import set_cache_dtype
 from pagewire.services.executor.loading.check_tensors import check_tensors
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.config_file import parse_overrides
@@ -54,10 +53,7 @@ def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     placement = replace(placement.widened(), device=torch.device("meta"))
     length = served_len(path, model_config, config.max_model_len)
     model = make_own(checkpoint, model_config, length, placement)
-    if values.is_fp8(config.kv_cache_dtype):
-        for layer in model.attention_layers:
-            if config.kv_cache_dtype != SMALLEST or layer.can_be_fp8:
-                layer.kv_scales = torch.ones(0)
+    set_cache_dtype(model, config.kv_cache_dtype)
     stored = 0 if weights is None else check_tensors(path, weights, model)
     quantized = dense_bytes(model) if config.quantization == "none" else stored
     return Footprint(model, model.weight_bytes + quantized)

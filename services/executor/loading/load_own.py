@@ -17,6 +17,7 @@ from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
 from pagewire.services.executor.loading import weights_report
+from pagewire.services.executor.loading.cache_dtype import set_cache_dtype
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
 from pagewire.services.executor.loading.checkpoint import Checkpoint
 from pagewire.services.executor.loading.filler import MAX_THREADS, Filler, stored_bytes
@@ -45,15 +46,15 @@ def load_own(
     dummy_seed: int | None,
     quantization: str | None,
     weights_cache: str | None,
-    fp8_kv_cache: bool = False,
+    kv_cache_dtype: str,
     tensor: Communicator = ALONE,
     whole_experts: bool = False,
     stage: Stage = WHOLE,
     progress: Progress,
 ) -> OwnModel:
     """Loads a model like `loader.load_model`. dummy_seed: None, or the seed of random weights without a checkpoint.
-    fp8_kv_cache: the model gets one; raises ModelLoadError if a layer cannot use it. tensor, whole_experts: see
-    `Placement`. stage: its layers are chosen here."""
+    kv_cache_dtype: raises ModelLoadError if a layer cannot have it. tensor, whole_experts: see `Placement`. stage: its
+    layers are chosen here."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -67,7 +68,8 @@ def load_own(
         logger.warning("config key tie_word_embeddings is true, but the checkpoint has a head of its own: it is used")
         config = config.untied()
         shapes = make_own(checkpoint, config, length, nowhere)
-    _check_served(checkpoint, shapes, tensor, fp8_kv_cache)
+    _check_served(checkpoint, shapes, tensor)
+    set_cache_dtype(shapes, kv_cache_dtype)
     whole = shapes
     if whole_experts:
         _check_experts(checkpoint, shapes)
@@ -123,16 +125,13 @@ def make_own(checkpoint: Checkpoint, config: ModelConfig, length: int, placement
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
 
 
-def _check_served(checkpoint: Checkpoint, shapes: OwnModel, tensor: Communicator, fp8_kv_cache: bool) -> None:
-    """Raises ModelLoadError for a model that cannot be split, or with layers that cannot have such a cache."""
+def _check_served(checkpoint: Checkpoint, shapes: OwnModel, tensor: Communicator) -> None:
+    """Raises ModelLoadError for a model that cannot be split."""
     if tensor.size > 1 and shapes.unsplit is not None:
         raise ModelLoadError(
             f"{checkpoint.path}: --tensor-parallel-size {tensor.size}: tensor parallel is not supported for "
             f"{checkpoint.architecture}: {shapes.unsplit}"
         )
-    for layer in shapes.attention_layers if fp8_kv_cache else ():
-        layer.kv_scales = torch.ones(0)
-        layer.kv_spec()
 
 
 def _cache_at(

@@ -12,11 +12,9 @@ import torch
 from pagewire.config.values import executor as values
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device.progress import Progress
-from pagewire.services.executor.layers.parts import select
+from pagewire.services.executor.loading.cache_dtype import set_cache_dtype, set_kv_scales
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
-from pagewire.services.executor.loading.weights import WeightSource
-from pagewire.services.executor.loading.weights.kv_scales import read_kv_scales
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
@@ -35,8 +33,7 @@ def load_model(
     load_format: str = "auto",
     model_impl: str = "auto",
     max_model_len: int | None = None,
-    kv_scales: bool = False,
-    where_possible: bool = False,
+    kv_cache_dtype: str = "auto",
     quantization: str | None = None,
     weights_cache: str | None = None,
     seed: int = 0,
@@ -51,8 +48,8 @@ def load_model(
     model: directory with `config.json`, or a `.gguf` file. load_format: auto, safetensors, gguf, or dummy (random
     weights by `seed`). model_impl: auto takes our own implementation where there is one, else transformers'.
     dtype auto: the checkpoint's if it has 16 bits, else bfloat16. max_model_len: longest request to serve, by
-    default `max_position_embeddings`. kv_scales: give every attention layer the scales of an fp8 KV cache, the
-    checkpoint's if it has them, else 1; a model without layers that can have one is refused, unless where_possible.
+    default `max_position_embeddings`. kv_cache_dtype: as `--kv-cache-dtype`; a model without layers that can have a
+    cache of 8 bits is refused. With fp8, every attention layer gets the checkpoint's scales if it has them, else 1.
     quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: replace
     keys of `config.json`. tensor: the ranks that split the model's layers, each with whole experts if whole_experts.
@@ -92,17 +89,14 @@ def load_model(
             dummy_seed=dummy_seed,
             quantization=quantization,
             weights_cache=weights_cache,
-            fp8_kv_cache=kv_scales and not where_possible,
+            kv_cache_dtype=kv_cache_dtype,
             tensor=tensor,
             whole_experts=whole_experts,
             stage=stage,
             progress=progress,
         )
-    if kv_scales and where_possible and not any(layer.can_be_fp8 for layer in loaded.attention_layers):
-        logger.info("no layer stores keys and values that could be fp8: they are as without --kv-cache-dtype")
-    elif kv_scales:
-        weights = None if load_format == "dummy" else checkpoint.weights()
-        _set_kv_scales(loaded, weights, checkpoint.path, device)
+    set_cache_dtype(loaded, kv_cache_dtype)
+    set_kv_scales(loaded, None if load_format == "dummy" else checkpoint.weights(), checkpoint.path, device)
     return loaded
 
 
@@ -114,22 +108,6 @@ def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtyp
     if name not in _DTYPES:
         raise ModelLoadError(f"--dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _set_kv_scales(model: Model, weights: WeightSource | None, path: Path, device: torch.device) -> None:
-    layers = {layer.layer_idx: layer for layer in model.attention_layers}
-    if not layers and model.caching_layers:
-        raise ModelLoadError(values.of_fp8_cache())
-    num_kv_heads = {index: layer.stored_heads[1] for index, layer in layers.items()}
-    try:
-        found = None if weights is None else read_kv_scales(weights, num_kv_heads)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{path}: {error}") from error
-    if found is None:
-        logger.info("fp8 KV cache: the checkpoint has no k_scale and v_scale, keys and values are stored with scale 1")
-    for index, layer in layers.items():
-        scales = torch.ones(2, num_kv_heads[index]) if found is None else found[index]
-        layer.kv_scales = select(scales, (None, layer.stored_heads[0])).contiguous().to(device)
 
 
 def _no_progress(fraction: float, text: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.config.executor import SMALLEST
 from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 from pagewire.services.executor.device.progress import Progress
@@ -55,8 +54,7 @@ def load_served(
         load_format=load_format,
         model_impl=config.model_impl,
         max_model_len=config.max_model_len,
-        kv_scales=values.is_fp8(config.kv_cache_dtype),
-        where_possible=config.kv_cache_dtype == SMALLEST,
+        kv_cache_dtype=config.kv_cache_dtype,
         quantization=config.quantization,
         weights_cache=config.weights_cache or None,
         seed=config.seed or 0,

@@ -29,8 +29,15 @@ inline u32_register load_pairs(const e4m3* row, int left) {
     const __m256i bytes = left >= 2 * LANES ? load_raw<__m256i>(row) : _mm256_maskz_loadu_epi8((1u << left) - 1, row);
     return (u32_register)e4m3_as_bf16(Bf16Pair{}, (u16x32)_mm512_cvtepu8_epi16(bytes));
 }
+inline u32_register load_pairs(const i8* row, int left) {
+    const __m256i bytes = left >= 2 * LANES ? load_raw<__m256i>(row) : _mm256_maskz_loadu_epi8((1u << left) - 1, row);
+    const f32x16 first = widen((i8x16)_mm256_castsi256_si128(bytes), i8{});
+    const f32x16 second = widen((i8x16)_mm256_extracti128_si256(bytes, 1), i8{});
+    const auto both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return load_raw<u32_register>(&both);
+}
 template <class T>
-constexpr bool IN_PAIRS = sizeof(T) == 1 || std::is_same_v<T, bf16>;
+constexpr bool IN_PAIRS = std::is_same_v<T, e4m3> || std::is_same_v<T, bf16>;
 #else
 template <class T>
 constexpr bool IN_PAIRS = std::is_same_v<T, bf16>;
@@ -117,6 +124,7 @@ class Prefetcher {
         const int64_t page = p_->block_table[tile_->request * p_->table_stride + key_ / p_->block_size];
         next_ = p_->kv_cache + (page * p_->block_stride + head_ * p_->kv_head_stride + values_ * p_->value_offset +
                                 key_ % p_->block_size * p_->head_dim) * element_size_;
+        if (p_->token_scales) __builtin_prefetch(p_->scales_of(page, head_, values_, key_ % p_->block_size), 0, 2);
         left_ = (int64_t)keys_in_page() * p_->head_dim * element_size_;
     }
 
@@ -192,6 +200,8 @@ class DecodeWorker {
             const T* row = (const T*)p_.kv_cache + table[page] * p_.block_stride + kv_head * p_.kv_head_stride +
                            offset * p_.head_dim;
             const int end = std::min(padded, i + p_.block_size - offset);
+            if constexpr (HAS_TOKEN_SCALES<T>)
+                load_scales(p_, table[page], kv_head, offset, end - i, key_scales_ + i, value_scales_ + i);
             for (; i < end; i++, row += p_.head_dim) {
                 keys_[i] = row;
                 values_[i] = row + p_.value_offset;
@@ -199,6 +209,8 @@ class DecodeWorker {
         }
         for (; i < padded; i++) keys_[i] = keys_[count - 1];
         for (i = count; i < padded; i++) values_[i] = values_[count - 1];
+        if constexpr (HAS_TOKEN_SCALES<T>)  // a slot that is free may hold a NaN
+            for (i = count; i < padded; i++) key_scales_[i] = value_scales_[i] = 0.0f;
     }
 
     // Scores of row r -> weights
@@ -209,9 +221,10 @@ class DecodeWorker {
         const Scoring scoring = {p_.scale * p_.key_scale(kv_head), p_.soft_cap};
         float* scores = scores_ + r * RANGE;
         const int begin = p_.window > 0 ? last + 1 - p_.window : 0;
+        if constexpr (HAS_TOKEN_SCALES<T>) scale_scores(scores, key_scales_, vectors);
         maximum = std::max(LOWEST, finish_scores(scores, vectors, begin, std::min(count, last + 1), scoring));
-        denominator =
-            exponentiate<M>(scores, vectors, scoring.factor(), maximum, weights_ + r * RANGE / M::PER_ELEMENT);
+        denominator = exponentiate<M, T>(scores, vectors, scoring.factor(), maximum,
+                                         weights_ + r * RANGE / M::PER_ELEMENT, value_scales_);
     }
 
     const Problem& p_;
@@ -222,6 +235,8 @@ class DecodeWorker {
     typename M::element *query_, *weights_;
     const T* keys_[RANGE];
     const T* values_[RANGE];
+    alignas(64) float key_scales_[RANGE];  // where the cache has one per token
+    alignas(64) float value_scales_[RANGE];
 };
 
 }  // namespace

@@ -30,7 +30,8 @@ struct Problem {
     const int32_t* block_table;
     const int32_t* query_start;
     const int32_t* seq_lens;
-    const float* kv_scales;                   // [2, num_kv_heads] or null
+    const float* kv_scales;                   // [2, num_kv_heads] of a cache of e4m3, or null
+    const bf16* token_scales;                 // [2, num_kv_heads, block_size] of a page of int8, or null
     const float* sinks;                       // [num_heads] or null
     int64_t query_stride, query_head_stride;  // elements
     int64_t block_stride;                     // elements
@@ -47,6 +48,11 @@ struct Problem {
     int query_len(int request) const { return query_start[request + 1] - query_start[request]; }
     float key_scale(int kv_head) const { return kv_scales ? kv_scales[kv_head] : 1.0f; }
     float value_scale(int kv_head) const { return kv_scales ? kv_scales[num_kv_heads + kv_head] : 1.0f; }
+    // They lie in the pages, behind what they belong to.
+    const bf16* scales_of(int64_t page, int kv_head, bool of_values, int offset) const {
+        const int64_t head = kv_head + (of_values ? num_kv_heads : 0);
+        return token_scales + page * (block_stride / (int64_t)sizeof(bf16)) + head * block_size + offset;
+    }
     int padded_dim() const { return padded(head_dim); }
     int padded_value_dim() const { return padded(value_dim); }
     static int padded(int dim) { return (dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
@@ -158,5 +164,6 @@ class Planner {
     int tokens_per_tile_;
 };
 
-// The whole plan over a cache of float8_e4m3fn.
+// The whole plan over a cache of float8_e4m3fn, or of int8 with a scale per token.
 void run_plan_fp8(const Problem& p, const Plan& plan, int threads);
+void run_plan_int8(const Problem& p, const Plan& plan, int threads);

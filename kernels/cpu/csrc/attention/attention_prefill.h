@@ -11,24 +11,32 @@
 namespace {
 
 // The rows of keys and values begin .. end of a tile, those before its first key as zeros, up to a multiple of STEP,
-// which is returned.
+// which is returned. Scales of tokens, where the cache has them, go the same way.
 template <int STEP, class T>
-int find_keys(const Problem& p, const Tile& tile, int begin, int end, const T** keys, const T** values) {
+int find_keys(const Problem& p, const Tile& tile, int begin, int end, const T** keys, const T** values,
+              float* key_scales, float* value_scales) {
     alignas(64) static constexpr T ZEROS[MOST_DIM] = {};
     const int32_t* table = p.block_table + tile.request * p.table_stride;
     int i = 0;
-    for (; begin + i < tile.key_begin; i++) keys[i] = values[i] = ZEROS;
+    const auto add_zeros = [&] {
+        keys[i] = values[i] = ZEROS;
+        if constexpr (HAS_TOKEN_SCALES<T>) key_scales[i] = value_scales[i] = 0.0f;
+        i++;
+    };
+    while (begin + i < tile.key_begin) add_zeros();
     int page = (begin + i) / p.block_size, offset = (begin + i) % p.block_size;
     for (; begin + i < end; page++, offset = 0) {
         const T* row = (const T*)p.kv_cache + table[page] * p.block_stride + tile.head_begin * p.kv_head_stride +
                        offset * p.head_dim;
         const int page_end = std::min(end - begin, i + p.block_size - offset);
+        if constexpr (HAS_TOKEN_SCALES<T>)
+            load_scales(p, table[page], tile.head_begin, offset, page_end - i, key_scales + i, value_scales + i);
         for (; i < page_end; i++, row += p.head_dim) {
             keys[i] = row;
             values[i] = row + p.value_offset;
         }
     }
-    for (; i % STEP; i++) keys[i] = values[i] = ZEROS;
+    while (i % STEP) add_zeros();
     return i;
 }
 
@@ -103,7 +111,7 @@ class PrefillWorker {
     void pack(const Tile& tile, int begin, int end) {
         const T* keys[KEY_TILE];
         const T* values[KEY_TILE];
-        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values);
+        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values, key_scales_, value_scales_);
         pack_keys<M>(keys, count, p_.head_dim, keys_, KEY_TILE);
         pack_values<M>(values, count, p_.value_dim, values_, value_dim_);
     }
@@ -122,6 +130,7 @@ class PrefillWorker {
         for (int r = 0; r < count; r++) {
             const int row = first + r, last = position + row / group - from;
             const int begin = p_.window > 0 ? last + 1 - p_.window : 0;
+            if constexpr (HAS_TOKEN_SCALES<T>) scale_scores(scores_ + r * KEY_TILE, key_scales_ + from, columns);
             maximum[r] = finish_scores(scores_ + r * KEY_TILE, columns, begin, last + 1, scoring);
         }
         for (int r = 0; r < count; r += LANES) {
@@ -132,8 +141,8 @@ class PrefillWorker {
             store(denominator_ + first + r, load(denominator_ + first + r) * correction);
         }
         for (int r = 0; r < count; r++)
-            denominator_[first + r] += exponentiate<M>(scores_ + r * KEY_TILE, columns, factor, maximum_[first + r],
-                                                       weights_ + r * WEIGHT_STRIDE);
+            denominator_[first + r] += exponentiate<M, T>(scores_ + r * KEY_TILE, columns, factor, maximum_[first + r],
+                                                          weights_ + r * WEIGHT_STRIDE, value_scales_ + from);
         multiply<M>(weights_, WEIGHT_STRIDE, values_ + from / M::PER_ELEMENT * value_dim_, value_dim_,
                     (to - from) / M::PER_ELEMENT, acc_ + first * value_dim_, value_dim_, correction_, count,
                     (p_.value_dim + LANES - 1) / LANES);
@@ -143,6 +152,7 @@ class PrefillWorker {
     const int dim_, value_dim_;
     typename M::element *query_, *keys_, *values_, *weights_;
     float *scores_, *acc_, *maximum_, *denominator_, *correction_;
+    float key_scales_[KEY_TILE], value_scales_[KEY_TILE];  // where the cache has one per token
 };
 
 }  // namespace

@@ -150,7 +150,9 @@ class FixedPrefillWorker {
     void pack(const Tile& tile, int begin, int end) {
         const T* keys[KEY_TILE];
         const T* values[KEY_TILE];
-        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values), size = p_.value_dim;
+        float stored_key_scale[KEY_TILE], stored_value_scale[KEY_TILE];
+        const int count = find_keys<KEY_STEP>(p_, tile, begin, end, keys, values, stored_key_scale, stored_value_scale);
+        const int size = p_.value_dim;
         for (int k = 0; k < count; k++) key_scale_[k] = shorten(keys[k], keys_ + k * dim_);
         for (int k = 0; k < count; k += 2) {
             const float even = largest(values[k], size), odd = largest(values[k + 1], size);
@@ -160,6 +162,11 @@ class FixedPrefillWorker {
                 store_pairs(piece(values[k], d, size) * (LONGEST / even),
                             piece(values[k + 1], d, size) * (LONGEST / odd), values_ + k / 2 * value_dim_ + d);
         }
+        if constexpr (HAS_TOKEN_SCALES<T>)
+            for (int k = 0; k < count; k++) {
+                key_scale_[k] *= stored_key_scale[k];
+                value_scale_[k] *= stored_value_scale[k];
+            }
     }
 
     static void store_pairs(f32x16 even, f32x16 odd, uint32_t* out) {

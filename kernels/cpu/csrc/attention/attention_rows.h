@@ -117,6 +117,28 @@ void merge_partials(const Problem& p, const Merge& merge, const float* partials)
     }
 }
 
+// ---- scales of tokens ----
+
+// Whether each key and value in a cache of T has a scale of its own. Products with keys are multiplied with it, and so
+// are weights of values: the numbers themselves are used as they lie in memory.
+template <class T>
+constexpr bool HAS_TOKEN_SCALES = std::is_same_v<T, i8>;
+
+// Of `count` tokens in a page from `offset` on.
+inline void load_scales(const Problem& p, int64_t page, int kv_head, int offset, int count, float* keys,
+                        float* values) {
+    const bf16* const of_keys = p.scales_of(page, kv_head, false, offset);
+    const bf16* const of_values = p.scales_of(page, kv_head, true, offset);
+    for (int i = 0; i < count; i += LANES) {
+        store(keys + i, load(of_keys + i, count - i), count - i);
+        store(values + i, load(of_values + i, count - i), count - i);
+    }
+}
+
+inline void scale_scores(float* scores, const float* scales, int vectors) {
+    for (int i = 0; i < vectors * LANES; i += LANES) store(scores + i, load(scores + i) * load(scales + i));
+}
+
 // ---- softmax of a row ----
 
 struct Scoring {
@@ -177,12 +199,18 @@ V weight_of(V x) {
     return exp2(x);
 }
 
-// Turns scores into weights 2^(s * factor - maximum), in the form the second product reads. Returns their sum.
+// Turns scores into weights 2^(s * factor - maximum), in the form the second product reads; those of a cache with a
+// scale per token are multiplied with its values' scales. Returns their sum without these.
 // The number of vectors is a multiple of M::PER_ELEMENT.
-template <class M>
-float exponentiate(const float* scores, int vectors, float factor, float maximum, typename M::element* weights) {
+template <class M, class T = float>
+float exponentiate(const float* scores, int vectors, float factor, float maximum, typename M::element* weights,
+                   const float* scales = nullptr) {
     const auto weight = [&](int i) {
         return weight_of<M>(load_raw<f32_register>(scores + i) * factor - maximum);
+    };
+    const auto scaled = [&](f32_register power, int i) {
+        if constexpr (HAS_TOKEN_SCALES<T>) power *= load_raw<f32_register>(scales + i);
+        return power;
     };
     f32_register total[REGISTERS] = {};
 #if defined(__AVX512BF16__)
@@ -191,7 +219,7 @@ float exponentiate(const float* scores, int vectors, float factor, float maximum
             const f32_register first = weight(i), second = weight(i + LANES);
             total[0] += first;
             total[0] += second;
-            const auto both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+            const auto both = _mm512_cvtne2ps_pbh((__m512)scaled(second, i + LANES), (__m512)scaled(first, i));
             __builtin_memcpy(weights + i / 2, &both, sizeof both);
         }
         return sum(total[0]);
@@ -199,9 +227,10 @@ float exponentiate(const float* scores, int vectors, float factor, float maximum
 #endif
     for (int i = 0; i < vectors * LANES; i += LANES)
         for (int part = 0; part < REGISTERS; part++) {
-            const f32_register power = weight(i + part * REGISTER_LANES);
+            const int first = i + part * REGISTER_LANES;
+            const f32_register power = weight(first), stored = scaled(power, first);
             total[part] += power;
-            __builtin_memcpy(weights + i + part * REGISTER_LANES, &power, sizeof power);
+            __builtin_memcpy(weights + first, &stored, sizeof stored);
         }
     return sum(load_raw<f32x16>(total));
 }

@@ -8,8 +8,8 @@ namespace {
 
 // Where a step's keys and values go, and in which form.
 struct Target {
-    char* kv_cache;          // [num_blocks, 2, kv_heads, block_size, head_dim]
-    const float* kv_scales;  // [2, kv_heads]: the cache holds e4m3; null: it holds `dtype`
+    char* kv_cache;   // [num_blocks, 2, kv_heads, block_size, head_dim] of `dtype`
+    void* kv_scales;  // of e4m3: float [2, kv_heads]; of int8: bf16 [2, kv_heads, block_size] in each block
     int64_t block_stride, block_size;
     int kv_heads, head_dim, dtype;
 };
@@ -17,6 +17,24 @@ struct Target {
 template <class T>
 void encode(const T* source, e4m3* target, int size, float scale) {
     for (int i = 0; i < size; i += LANES) store(target + i, load(source + i, size - i) / scale, size - i);
+}
+
+// A row in int8, rounded to nearest, and its scale. What is not finite shows in the scale.
+template <class T>
+bf16 quantize(const T* source, i8* target, int size) {
+    u32x16 most = {};  // as integers NaN are the largest
+    for (int i = 0; i < size; i += LANES) most = max(most, (u32x16)load(source + i, size - i) & 0x7fffffffu);
+    const float largest = max((f32x16)most) + sum((f32x16)most * 0.0f);  // NaN where one of them is not finite
+    bf16 scale[LANES];
+    store(scale, splat(largest / 127.0f));
+    const float step = load(scale)[0], divisor = step > 0 ? step : 1.0f;
+    for (int i = 0; i < size; i += LANES) {
+        f32x16 x = load(source + i, size - i) / divisor;
+        x = x > 127.0f ? splat(127.0f) : x;
+        x = x < -127.0f ? splat(-127.0f) : x;
+        store(target + i, x, size - i);
+    }
+    return scale[0];
 }
 
 // One token's key (index 0) or value (index 1) heads.
@@ -27,8 +45,13 @@ void store_heads(const Target& to, int64_t slot, int index, const T* heads, int6
                           slot % to.block_size * to.head_dim;
     for (int h = 0; h < to.kv_heads; h++) {
         const T* head = heads + h * head_stride;
-        if (to.kv_scales) {
-            encode(head, (e4m3*)to.kv_cache + first + h * tile, to.head_dim, to.kv_scales[index * to.kv_heads + h]);
+        const int row = index * to.kv_heads + h;
+        if (to.dtype == FLOAT8_E4M3) {
+            encode(head, (e4m3*)to.kv_cache + first + h * tile, to.head_dim, ((const float*)to.kv_scales)[row]);
+        } else if (to.dtype == INT8) {
+            bf16* const scales = (bf16*)to.kv_scales + slot / to.block_size * (to.block_stride / (int64_t)sizeof(bf16));
+            scales[row * to.block_size + slot % to.block_size] =
+                quantize(head, (i8*)to.kv_cache + first + h * tile, to.head_dim);
         } else {
             with_dtype(to.dtype, [&](auto t) {
                 auto* const target = (decltype(t)*)to.kv_cache + first + h * tile;
@@ -67,7 +90,7 @@ extern "C" {
 // key, value [tokens, kv_heads, head_dim] of the cache's dtype, or fp32; slots [tokens], -1 = skipped
 void pagewire_store_kv(int dtype, int kv_dtype, const void* key, const void* value, int64_t key_stride,
                        int64_t key_head_stride, int64_t value_stride, int64_t value_head_stride, void* kv_cache,
-                       const int64_t* slots, const float* kv_scales, int64_t block_stride, int block_size,
+                       const int64_t* slots, void* kv_scales, int64_t block_stride, int block_size,
                        int kv_heads, int head_dim, int64_t tokens, int threads) {
     const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim, kv_dtype};
     with_dtype(dtype, [&](auto t) {
@@ -85,7 +108,7 @@ void pagewire_store_kv(int dtype, int kv_dtype, const void* key, const void* val
 void pagewire_rotary_store_kv(int dtype, int kv_dtype, int weight_dtype, const int64_t* positions, void* qkv,
                               int64_t token_stride, int64_t head_stride, const float* cos_sin, int rotary_dim,
                               const void* q_weight, const void* k_weight, float eps, void* kv_cache,
-                              const int64_t* slots, const float* kv_scales, int64_t block_stride, int block_size,
+                              const int64_t* slots, void* kv_scales, int64_t block_stride, int block_size,
                               int heads, int kv_heads, int head_dim, int64_t tokens, int threads) {
     const Target to = {(char*)kv_cache, kv_scales, block_stride, block_size, kv_heads, head_dim, kv_dtype};
     with_qkv_and_weights(dtype, weight_dtype, [&](auto t, auto w) {

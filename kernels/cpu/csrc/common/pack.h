@@ -71,6 +71,8 @@ static inline u32x8 load_elements(const T* row, int size) {
     }
     if constexpr (COUNT * sizeof(T) == 32) {
         return load_raw<u32x8>(row);  // already in the form: fp32, or bf16 pairs
+    } else if constexpr (M::PER_ELEMENT == 2 && std::is_same_v<T, i8>) {
+        return (u32x8)narrow(load(row), bf16{});  // exactly
     } else if constexpr (M::PER_ELEMENT == 2) {
         return (u32x8)e4m3_as_bf16(M{}, __builtin_convertvector(load_raw<u8x16>(row), u16x16));
     } else {
@@ -98,12 +100,13 @@ template <class M, class T>
 static inline void pack_value_element(const T* first, const T* second, int size, typename M::element* out) {
     if constexpr (M::PER_ELEMENT == 1) {
         store(out, load(first, size));
-    } else if constexpr (sizeof(T) == 1) {
+    } else if constexpr (std::is_same_v<T, e4m3>) {
         const u32x16 both = load_bytes(first, size) | load_bytes(second, size) << 16;
         const u16x32 pairs = e4m3_as_bf16(M{}, (u16x32)both);
         __builtin_memcpy(out, &pairs, sizeof pairs);
     } else {
-        // A bf16 widened to fp32 has its bits in the upper half: the second row stays there, the first goes down.
+        // What bf16 holds exactly has its bits in the upper half of a float: the second row stays there, the first goes
+        // down.
         const u32x16 both = ((u32x16)load(first, size) >> 16) | (u32x16)load(second, size);
         __builtin_memcpy(out, &both, sizeof both);
     }

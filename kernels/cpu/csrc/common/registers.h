@@ -46,6 +46,16 @@ static inline void store_register(bf16* p, f32_register x) {
     __builtin_memcpy(p, &half, sizeof half);
 }
 
+static inline f32_register load_register(const i8* p) {
+#if defined(__AVX2__)
+    return (f32_register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    typedef int8_t i8_quarter __attribute__((vector_size(REGISTER_LANES)));
+    const i32_register integers = __builtin_convertvector(load_raw<i8_quarter>(p), i32_register);
+    return __builtin_convertvector(integers, f32_register);
+#endif
+}
+
 #if defined(__F16C__)
 
 static inline f32_register load_register(const f16* p) { return (f32_register)_mm256_cvtph_ps(load_raw<__m128i>(p)); }

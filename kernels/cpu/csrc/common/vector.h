@@ -58,8 +58,13 @@ struct e4m3 {  // torch's float8_e4m3fn: no infinity, at most 448
     uint8_t bits;
 };
 
-// The dtype codes that the Python side passes. FLOAT8_E4M3 is a dtype of KV caches only.
-enum Dtype : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT8_E4M3 = 3 };
+struct i8 {  // an integer, which a scale beside it belongs to
+    typedef i8x16 lanes;
+    int8_t bits;
+};
+
+// The dtype codes that the Python side passes. The last two are dtypes of KV caches only.
+enum Dtype : int { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT8_E4M3 = 3, INT8 = 4 };
 
 // function(T{}) for the element type T of activations.
 template <class F>
@@ -189,6 +194,24 @@ static inline u8x16 narrow(f32x16 x, e4m3) {
     return (u8x16)_mm512_cvtepi32_epi8((__m512i)bits);
 #else
     return __builtin_convertvector(bits, u8x16);
+#endif
+}
+
+static inline f32x16 widen(i8x16 bits, i8) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bits));
+#else
+    return __builtin_convertvector(__builtin_convertvector(bits, i32x16), f32x16);
+#endif
+}
+
+// To nearest, ties to even; x is within +-127, or NaN, which becomes any number.
+static inline i8x16 narrow(f32x16 x, i8) {
+#if defined(__AVX512F__)
+    return (i8x16)_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x));
+#else
+    // 1.5 * 2^23: the sum has the integer in its lowest bits.
+    return __builtin_convertvector((i32x16)(x + 12582912.0f), i8x16);
 #endif
 }
 

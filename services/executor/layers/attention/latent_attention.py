@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.config.values import executor as values
 from pagewire.kernels import ops
 from pagewire.kernels.quantized import PackedFp8, PackedGrouped, PackedInt8, PackedWeight, unpack
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.attention.heads import Heads, scaled, shared_heads
 from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
-from pagewire.services.executor.layers.kv_spec import KVSpec, LatentSpec
+from pagewire.services.executor.layers.kv_spec import LatentSpec
 from pagewire.services.executor.layers.linear import Linear, Split
 from pagewire.services.executor.layers.norm import RMSNorm
 from pagewire.services.executor.layers.parts import StoredPart, indices
@@ -67,17 +66,12 @@ class PagedLatentAttention(PagedAttention):
 
     __slots__ = ("latent_dim",)
 
-    can_be_fp8 = False
+    can_be_8_bits = False
     kv_cache: Tensor  # [num_blocks, block_size, latent_dim + rotary_dim], each block contiguous
 
     def __init__(self, layer_idx: int, config: LatentConfig, dtype: torch.dtype) -> None:
         super().__init__(layer_idx, LatentSpec(1, config.width, dtype), config.scale)
         self.latent_dim = config.latent_dim
-
-    def kv_spec(self) -> KVSpec:
-        if self.kv_scales is not None:
-            raise ModelLoadError(values.of_fp8_cache())
-        return super().kv_spec()
 
     def attend(self, query: Tensor, context: StepContext) -> Tensor:
         """query [num_tokens, num_heads, latent_dim + rotary_dim] -> [num_tokens, num_heads, latent_dim]"""

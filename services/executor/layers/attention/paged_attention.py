@@ -41,6 +41,7 @@ class PagedAttention:
 
     __slots__ = (
         "_spec",
+        "cache_dtype",
         "group",
         "kv_cache",
         "kv_scales",
@@ -52,7 +53,7 @@ class PagedAttention:
         "window",
     )
 
-    can_be_fp8 = True  # the cache
+    can_be_8_bits = True  # the cache
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
     group: int  # index of the group of layers that share block tables, which locate a request's keys and values
 
@@ -65,17 +66,21 @@ class PagedAttention:
         self.window = spec.window
         self.soft_cap = soft_cap
         self.sinks = None if sinks is None else sinks.scores
-        self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
+        self.cache_dtype = spec.dtype  # FP8, torch.int8, or that of the model
+        self.kv_scales: Tensor | None = None  # of a cache of 8 bits (`ops.attention`); those of int8 are in the cache
         # The KV heads of a checkpoint that it has, and the checkpoint's number of KV heads.
         self.stored_heads = (range(spec.num_kv_heads), spec.num_kv_heads)
         self._spec = spec
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
+        if kv_cache.dtype is torch.int8:
+            heads, size = self._spec.num_kv_heads, self._spec.head_dim
+            kv_cache, self.kv_scales = ops.int8_pages(kv_cache, heads, block_tokens, size)
         self.kv_cache = kv_cache
         self.group = group
 
     def kv_spec(self) -> KVSpec:
-        return self._spec if self.kv_scales is None else replace(self._spec, dtype=FP8)
+        return replace(self._spec, dtype=self.cache_dtype)
 
     def load_targets(self) -> Iterator[tuple[str, Tensor]]:
         """Returns none: its projections have the weights."""

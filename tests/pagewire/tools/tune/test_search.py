@@ -170,7 +170,7 @@ def test_advice_fits_the_weights(bits: int, quantization: str | None, advice: st
 
 def test_advice_fits_the_layers() -> None:
     """A state cannot take drafts back, and latent vectors are not stored in fp8."""
-    model = ModelFacts(Path(), has_state=True, can_be_fp8=False)
+    model = ModelFacts(Path(), has_state=True, can_be_8_bits=False)
     for goal in GOALS:
         seen = dataclasses.replace(_PLAIN, preempted=3)
         for candidate in tree.candidates(goal, ServeConfig(), seen, mean_output=100, cores=2, model=model):
