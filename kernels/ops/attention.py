@@ -32,9 +32,12 @@ def int8_page_bytes(num_kv_heads: int, block_size: int, head_dim: int) -> int:
 
 def int8_pages(pages: Tensor, num_kv_heads: int, block_size: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Returns kv_cache and kv_scales, views of int8 [num_blocks, int8_page_bytes], in which pages are contiguous."""
-    size = 2 * num_kv_heads * block_size * head_dim
-    kv_cache = pages[:, :size].unflatten(1, (2, num_kv_heads, block_size, head_dim))
-    return kv_cache, pages[:, size:].view(_SCALE).unflatten(1, (2, num_kv_heads, block_size))
+    rows, size, stride = (2, num_kv_heads, block_size), num_kv_heads * block_size * head_dim, pages.stride(0)
+    kv_cache = pages.as_strided((len(pages), *rows, head_dim), (stride, size, block_size * head_dim, head_dim, 1))
+    scales = pages.view(_SCALE)
+    strides = (stride // _SCALE.itemsize, num_kv_heads * block_size, block_size, 1)
+    first = scales.storage_offset() + 2 * size // _SCALE.itemsize
+    return kv_cache, scales.as_strided((len(pages), *rows), strides, first)
 
 
 @op()

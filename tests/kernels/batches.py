@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagewire.kernels import ops, reference
+
 # Not a block id of any cache here: a kernel that reads a block table past a request's length crashes or gets nonsense.
 GARBAGE_BLOCK_ID = 2**30
 
@@ -16,26 +18,43 @@ GARBAGE_BLOCK_ID = 2**30
 LAYERS, LAYER = 5, 3
 
 
-def one_layer_of_a_group(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (a cache [num_blocks, LAYERS, 2, ...], its view `[:, LAYER]`): what kv_cache holds in the
+def one_layer_of_a_group(kv_cache: Tensor, kv_scales: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns (a cache [num_blocks, LAYERS, ...], its view `[:, LAYER]`, and the scales): what kv_cache holds in the
     view, else NaN."""
     num_blocks, *page = kv_cache.shape
+    if kv_cache.dtype == torch.int8:
+        size = ops.int8_page_bytes(*page[1:])
+        group = torch.full((num_blocks, LAYERS, size), -1, dtype=torch.int8)  # NaN as scales
+        return group, *copied_into(group[:, LAYER], kv_cache, kv_scales)
     group = torch.full((num_blocks, LAYERS, *page), float("nan"), dtype=torch.float32).to(kv_cache.dtype)
     group[:, LAYER] = kv_cache
-    return group, group[:, LAYER]
+    return group, group[:, LAYER], kv_scales
 
 
-def far_into_a_group(kv_cache: Tensor) -> tuple[Tensor, int]:
-    """Returns (one layer's view of a group's cache in which kv_cache's blocks lie behind 2^31 elements, how many
-    blocks later).
+def copied_into(pages: Tensor, kv_cache: Tensor, kv_scales: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Copies an int8 cache into the last of some pages; returns their views."""
+    assert kv_scales is not None, "an int8 cache has scales"
+    views = ops.int8_pages(pages, *kv_cache.shape[2:])
+    for view, source in zip(views, (kv_cache, kv_scales), strict=True):
+        view[len(view) - len(source) :] = source
+    return views
+
+
+def far_into_a_group(kv_cache: Tensor, kv_scales: Tensor | None = None) -> tuple[Tensor, Tensor | None, int]:
+    """Returns (one layer's view of a group's cache in which kv_cache's blocks lie behind 2^31 elements, the scales,
+    how many blocks later).
 
     The operating system hands out memory for the pages that are touched, not for the gigabytes before them.
     """
     num_blocks, *page = kv_cache.shape
     shift = 2**31 // (LAYERS * kv_cache[0].numel()) + 1
+    if kv_cache.dtype == torch.int8:
+        size = ops.int8_page_bytes(*page[1:])
+        group = torch.empty((shift + num_blocks, LAYERS, size), dtype=torch.int8)
+        return *copied_into(group[:, LAYER], kv_cache, kv_scales), shift
     view = torch.empty((shift + num_blocks, LAYERS, *page), dtype=kv_cache.dtype)[:, LAYER]
     view[shift:] = kv_cache
-    return view, shift
+    return view, kv_scales, shift
 
 
 def shortest_query(query_start_loc: Tensor, seq_lens: Tensor) -> int:
@@ -92,7 +111,9 @@ class Batch:
     def exact(self) -> Batch:
         """The same values in fp32, NaN replaced: what the reference computes the truth from."""
         kv_cache = self.kv_cache.float().nan_to_num()
-        if self.kv_scales is not None:
+        if self.kv_scales is not None and self.kv_scales.dim() == 4:
+            kv_cache *= self.kv_scales.float().nan_to_num()[..., None]
+        elif self.kv_scales is not None:
             kv_cache *= self.kv_scales[:, :, None, None]
         return replace(self, query=self.query.float().contiguous(), kv_cache=kv_cache, kv_scales=None)
 
@@ -107,14 +128,14 @@ def make_batch(
     block_size: int,
     dtype: torch.dtype,
     seed: int = 0,
-    fp8: bool = False,
+    cache: str = "",
     sinks: bool = False,
     aligned_table: bool = True,
 ) -> Batch:
     """Requests on shuffled pages; the query is a strided view, as it is of a fused qkv projection.
 
-    With fp8 the cache is float8_e4m3fn, with scales that differ per head. aligned_table: its rows begin at multiples of
-    eight ids, as the executor's do.
+    cache: "" for dtype; "fp8" with scales that differ per head; "int8" with one per token and head. aligned_table: its
+    rows begin at multiples of eight ids, as the executor's do.
     """
     generator = torch.Generator().manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
@@ -125,16 +146,22 @@ def make_batch(
     block_table = torch.full((len(seq_lens), width), GARBAGE_BLOCK_ID, dtype=torch.int32)
     kv_cache = torch.full((num_blocks, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
     kv_scales = None
-    if fp8:
+    if cache == "fp8":
         kv_cache = kv_cache.to(torch.float8_e4m3fn)
         kv_scales = torch.rand(2, num_kv_heads, generator=generator) * 0.1 + 0.005
+    elif cache == "int8":
+        kv_cache, kv_scales = make_int8_pages(num_blocks, num_kv_heads, block_size, head_dim)
+        kv_cache.fill_(77)
+        kv_scales.fill_(float("nan"))
     for b, seq_len in enumerate(seq_lens):
         for page in range(num_pages[b]):
             block = free.pop()
             block_table[b, page] = block
             used = min(block_size, seq_len - page * block_size)
             values = torch.randn(2, num_kv_heads, used, head_dim, generator=generator)
-            if kv_scales is not None:
+            if cache == "int8" and kv_scales is not None:
+                values, kv_scales[block, :, :, :used] = reference.quantized_rows(values, kv_scales.dtype)
+            elif kv_scales is not None:
                 values = (values / kv_scales[:, :, None, None]).clamp(-448, 448)
             kv_cache[block, :, :, :used] = values.to(kv_cache.dtype)
     width = (num_heads + 2 * num_kv_heads) * head_dim
@@ -170,7 +197,18 @@ class Heads:
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def copy(self) -> Heads:
+        if self.kv_cache.dtype == torch.int8:
+            pages = make_int8_pages(len(self.kv_cache), *self.kv_cache.shape[2:])
+            for view, source in zip(pages, (self.kv_cache, self.kv_scales), strict=True):
+                view.copy_(source)
+            return replace(self, qkv=self.qkv.clone(), kv_cache=pages[0], kv_scales=pages[1])
         return replace(self, qkv=self.qkv.clone(), kv_cache=self.kv_cache.clone())
+
+
+def make_int8_pages(num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Returns kv_cache and kv_scales of zeros."""
+    size = ops.int8_page_bytes(num_kv_heads, block_size, head_dim)
+    return ops.int8_pages(torch.zeros(num_blocks, size, dtype=torch.int8), num_kv_heads, block_size, head_dim)
 
 
 def make_heads(
@@ -181,7 +219,7 @@ def make_heads(
     head_dim: int = 64,
     rotary_dim: int = 64,
     norm: bool = False,
-    fp8: bool = False,
+    cache: str = "",
 ) -> Heads:
     """Random heads, strided as in a wider projection; every third token is padding."""
     all_heads, block_size = num_heads + 2 * num_kv_heads, 16
@@ -189,19 +227,23 @@ def make_heads(
     slot_mapping = torch.randperm(num_blocks * block_size)[:num_tokens]
     slot_mapping[2::3] = -1
     angles = torch.arange(200)[:, None] * 10000 ** (-torch.arange(rotary_dim // 2) / (rotary_dim // 2))
-    cache_dtype = torch.float8_e4m3fn if fp8 else dtype
+    cache_dtype = torch.float8_e4m3fn if cache == "fp8" else dtype
+    kv_cache = torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim).to(cache_dtype)
+    kv_scales = torch.rand(2, num_kv_heads) * 0.05 + 0.001 if cache == "fp8" else None
+    if cache == "int8":
+        kv_cache, kv_scales = make_int8_pages(num_blocks, num_kv_heads, block_size, head_dim)
     weights = torch.randn(2, head_dim).to(dtype)
     wider = torch.randn(num_tokens, all_heads + 1, head_dim).to(dtype)
     return Heads(
         positions=torch.randint(0, 200, (num_tokens,)),
         qkv=wider[:, :all_heads],
         cos_sin_cache=torch.cat([angles.cos(), angles.sin()], dim=1).float(),
-        kv_cache=torch.zeros(num_blocks, 2, num_kv_heads, block_size, head_dim).to(cache_dtype),
+        kv_cache=kv_cache,
         slot_mapping=slot_mapping,
         q_weight=weights[0] if norm else None,
         k_weight=weights[1] if norm else None,
         eps=1e-5,
-        kv_scales=torch.rand(2, num_kv_heads) * 0.05 + 0.001 if fp8 else None,
+        kv_scales=kv_scales,
     )
 
 

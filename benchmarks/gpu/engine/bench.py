@@ -159,7 +159,13 @@ class Bench:
         return alone
 
     def _load(self, path: Path, fp8: bool = False) -> Model:
-        return load_model(path, dtype=self._plan.dtype, device=self._device, load_format="dummy", kv_scales=fp8)
+        return load_model(
+            path,
+            dtype=self._plan.dtype,
+            device=self._device,
+            load_format="dummy",
+            kv_cache_dtype="fp8" if fp8 else "auto",
+        )
 
     def _driver(self, model: BenchModel, loaded: Model, num_reqs: int) -> Driver:
         prompts = model.prompts(num_reqs, self._plan.context_len)

@@ -97,8 +97,16 @@ def test_window_and_soft_cap(cpu: ModuleType, dtype: torch.dtype, sliding_window
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (2, 1, 72, 5), (4, 4, 128, 32)]
 )
-def test_fp8_pages_with_scales_per_head(
-    cpu: ModuleType, dtype: torch.dtype, mix: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+@pytest.mark.parametrize("cache", ["fp8", "int8"])
+def test_pages_with_scales(
+    cpu: ModuleType,
+    dtype: torch.dtype,
+    mix: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    cache: str,
 ) -> None:
     batch = make_batch(
         *MIXES[mix],
@@ -107,7 +115,7 @@ def test_fp8_pages_with_scales_per_head(
         head_dim=head_dim,
         block_size=block_size,
         dtype=dtype,
-        fp8=True,
+        cache=cache,
     )
     assert_matches_reference(cpu, batch)
 
@@ -148,7 +156,7 @@ def test_every_fp8_value_is_read_exactly(dtype: torch.dtype) -> None:
     block_size=st.sampled_from([1, 8, 16, 24, 64]),
     sliding_window=st.sampled_from([0, 0, 7, 100]),
     dtype=st.sampled_from(DTYPES),
-    fp8=st.booleans(),
+    cache=st.sampled_from(["", "fp8", "int8"]),
     sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
@@ -160,7 +168,7 @@ def test_any_shape(
     block_size: int,
     sliding_window: int,
     dtype: torch.dtype,
-    fp8: bool,
+    cache: str,
     sinks: bool,
     seed: int,
 ) -> None:
@@ -173,7 +181,7 @@ def test_any_shape(
         block_size=block_size,
         dtype=dtype,
         seed=seed,
-        fp8=fp8,
+        cache=cache,
         sinks=sinks,
     )
     assert_matches_reference(native, batch, sliding_window)
@@ -181,12 +189,12 @@ def test_any_shape(
 
 @implementations
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("fp8", "window"), [(False, 0), (False, 20), (True, 0)])
-def test_sinks_take_their_share_once(cpu: ModuleType, dtype: torch.dtype, fp8: bool, window: int) -> None:
+@pytest.mark.parametrize(("cache", "window"), [("", 0), ("", 20), ("fp8", 0), ("int8", 20)])
+def test_sinks_take_their_share_once(cpu: ModuleType, dtype: torch.dtype, cache: str, window: int) -> None:
     """Returns whether a context is one range of keys or several; a sink may outweigh all keys, or none."""
     batch = make_batch(
-        [1, 40, 3, 1], [900, 0, 30, 2], num_heads=6, num_kv_heads=2, head_dim=64, block_size=16, dtype=dtype, fp8=fp8,
-        sinks=True,
+        [1, 40, 3, 1], [900, 0, 30, 2], num_heads=6, num_kv_heads=2, head_dim=64, block_size=16, dtype=dtype,
+        cache=cache, sinks=True,
     )  # fmt: skip
     assert_matches_reference(cpu, batch, window)
     batch = replace(batch, sinks=torch.tensor([200.0, -200.0, 90.0, -90.0, 0.0, float("-inf")]))
@@ -194,17 +202,20 @@ def test_sinks_take_their_share_once(cpu: ModuleType, dtype: torch.dtype, fp8: b
 
 
 @pytest.mark.parametrize("cpu", [native, fallback, reference])
-@pytest.mark.parametrize("fp8", [False, True])
-def test_pages_that_left_the_window_are_not_read(cpu: ModuleType, fp8: bool) -> None:
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
+def test_pages_that_left_the_window_are_not_read(cpu: ModuleType, cache: str) -> None:
     """Neither their ids, which are stale, nor what others have written to them since."""
     batch = make_batch(
-        [1, 10], [200, 150], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32, fp8=fp8
+        [1, 10], [200, 150], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float32, cache=cache
     )
     window = 40
     expected = cpu.paged_attention(*batch.args(window))
     for b, first_seen in enumerate([200 - window + 1, 150 - window + 1]):
         for page in range(first_seen // 16):
-            batch.kv_cache[batch.block_table[b, page]] = float("nan")
+            if cache == "int8" and batch.kv_scales is not None:
+                batch.kv_scales[batch.block_table[b, page]] = float("nan")
+            else:
+                batch.kv_cache[batch.block_table[b, page]] = float("nan")
     assert torch.equal(cpu.paged_attention(*batch.args(window)), expected)
     assert torch.equal(cpu.paged_attention(*batch.without_unseen_pages(window).args(window)), expected)
 
@@ -276,10 +287,10 @@ def test_padding_requests_are_harmless() -> None:
 
 @pytest.mark.parametrize("attention", [native, fallback, reference], ids=lambda module: module.__name__)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_one_layer_of_a_group_is_read_as_a_cache_of_its_own(
-    bf16_form: int, attention: ModuleType, dtype: torch.dtype, fp8: bool, head_dim: int
+    bf16_form: int, attention: ModuleType, dtype: torch.dtype, cache: str, head_dim: int
 ) -> None:
     batch = make_batch(
         [1, 40, 3, 17],
@@ -289,24 +300,26 @@ def test_one_layer_of_a_group_is_read_as_a_cache_of_its_own(
         head_dim=head_dim,
         block_size=16,
         dtype=dtype,
-        fp8=fp8,
+        cache=cache,
     )
-    _, view = one_layer_of_a_group(batch.kv_cache)
+    _, view, scales = one_layer_of_a_group(batch.kv_cache, batch.kv_scales)
     assert not view.is_contiguous()
     for window in (0, 50):
         expected = attention.paged_attention(*batch.args(window))
-        assert torch.equal(attention.paged_attention(*replace(batch, kv_cache=view).args(window)), expected)
+        assert torch.equal(
+            attention.paged_attention(*replace(batch, kv_cache=view, kv_scales=scales).args(window)), expected
+        )
 
 
 @pytest.mark.usefixtures("bf16_form")
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-def test_block_ids_beyond_32_bit_offsets(fp8: bool) -> None:
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
+def test_block_ids_beyond_32_bit_offsets(cache: str) -> None:
     batch = make_batch(
-        [1, 30], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, fp8=fp8
+        [1, 30], [40, 17], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, cache=cache
     )
-    huge, shift = far_into_a_group(batch.kv_cache)
+    huge, scales, shift = far_into_a_group(batch.kv_cache, batch.kv_scales)
     table = torch.where(batch.block_table == GARBAGE_BLOCK_ID, batch.block_table, batch.block_table + shift)
-    far = replace(batch, kv_cache=huge, block_table=table)
+    far = replace(batch, kv_cache=huge, kv_scales=scales, block_table=table)
     assert torch.equal(native.paged_attention(*far.args()), native.paged_attention(*batch.args()))
 
 

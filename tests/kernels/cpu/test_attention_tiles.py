@@ -30,7 +30,7 @@ def set_threads() -> Iterator[None]:
 
 
 def mixed_batch(
-    group: int = 3, head_dim: int = 64, block_size: int = 16, dtype: torch.dtype = torch.bfloat16, fp8: bool = False
+    group: int = 3, head_dim: int = 64, block_size: int = 16, dtype: torch.dtype = torch.bfloat16, cache: str = ""
 ) -> Batch:
     return make_batch(
         QUERY_LENS,
@@ -40,7 +40,7 @@ def mixed_batch(
         head_dim=head_dim,
         block_size=block_size,
         dtype=dtype,
-        fp8=fp8,
+        cache=cache,
     )
 
 
@@ -61,11 +61,11 @@ def requests_of(batch: Batch) -> Iterator[tuple[slice, Batch]]:
         )
 
 
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 20])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 16), (128, 32), (256, 16), (64, 8), (96, 48)])
-def test_groups_and_head_dims(bf16_form: int, fp8: bool, group: int, head_dim: int, block_size: int) -> None:
-    batch = mixed_batch(group, head_dim, block_size, fp8=fp8)
+def test_groups_and_head_dims(bf16_form: int, cache: str, group: int, head_dim: int, block_size: int) -> None:
+    batch = mixed_batch(group, head_dim, block_size, cache=cache)
     actual = native.paged_attention(*batch.args())
     expected = reference.paged_attention(*batch.exact().args())
     torch.testing.assert_close(actual.float(), expected, atol=TOLERANCE, rtol=TOLERANCE)

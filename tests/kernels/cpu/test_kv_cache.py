@@ -7,11 +7,21 @@ from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from pagewire.kernels import reference
-from tests.kernels.batches import LAYER, far_into_a_group, make_heads, one_layer_of_a_group
+from tests.kernels.batches import (
+    LAYER,
+    Heads,
+    far_into_a_group,
+    make_heads,
+    make_int8_pages,
+    one_layer_of_a_group,
+)
 from tests.kernels.implementations import fallback, native
+from tests.sweep import examples
 
 pytestmark = pytest.mark.pairs
 
@@ -31,7 +41,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @dtypes
 @pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
 @pytest.mark.parametrize("num_tokens", [0, 1, 50])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
@@ -40,19 +50,23 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_rotary_store_kv(
     dtype: torch.dtype,
     norm: bool,
-    fp8: bool,
+    cache: str,
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
     rotary_dim: int,
 ) -> None:
-    actual = make_heads(dtype, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, fp8)
+    actual = make_heads(dtype, num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, norm, cache)
     expected = actual.copy()
     native.rotary_store_kv(*actual.args())
     reference.rotary_store_kv(*expected.args())
     assert_close(actual.qkv[:, :num_heads], expected.qkv[:, :num_heads])
-    if fp8:  # the neighbouring value, where the key differed in its last bit
+    if cache == "int8":  # half a step, and the last bit
+        step = not_none(expected.kv_scales).float()[..., None]
+        actual_cache, expected_cache = (dequantized(heads) for heads in (actual, expected))
+        assert ((actual_cache - expected_cache).abs() <= step * 1.02 + TOLERANCES[dtype]).all()
+    elif cache == "fp8":  # the neighbouring value, where the key differed in its last bit
         torch.testing.assert_close(actual.kv_cache.float(), expected.kv_cache.float(), rtol=0.13, atol=2**-9)
         different = (actual.kv_cache.float() != expected.kv_cache.float()).sum()
         assert different <= 2 + actual.kv_cache.numel() // 500
@@ -105,7 +119,11 @@ def test_rotary_store_kv_names_wrong_arguments() -> None:
         ),
         (replace(heads, q_weight=ones.bfloat16()), ValueError, "both"),
         (replace(heads, q_weight=ones.bfloat16(), k_weight=ones), ValueError, "expected one dtype"),
-        (replace(heads, kv_scales=torch.ones(2, 3)), TypeError, "with kv_scales kv_cache must be float8_e4m3fn"),
+        (
+            replace(heads, kv_scales=torch.ones(2, 3)),
+            TypeError,
+            "with kv_scales kv_cache must be float8_e4m3fn or int8",
+        ),
     ):
         with pytest.raises(error, match=message):
             native.rotary_store_kv(*wrong.args())
@@ -150,6 +168,44 @@ def test_fp8_is_torch_s_rounding_with_saturation(cpu: ModuleType) -> None:
         assert torch.equal(stored.view(torch.uint8)[numbers], expected.view(torch.uint8)[numbers])
 
 
+NUMBERS = st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False) | st.floats(-2, 2, allow_subnormal=False)
+ROWS = st.lists(st.lists(NUMBERS, min_size=24, max_size=24), min_size=1)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(rows=ROWS, cpu=st.sampled_from([native, fallback]))
+def test_int8_is_within_half_a_step_of_what_is_stored(rows: list[list[float]], cpu: ModuleType) -> None:
+    """The scale is that of the row's largest number, whatever lies beside it; a row of zeros stays one."""
+    values = torch.tensor(rows)[:, None, :]
+    kv_cache, kv_scales = make_int8_pages(len(rows) // 8 + 1, 1, 8, 24)
+    cpu.store_kv(values, -values, kv_cache, torch.arange(len(rows)), kv_scales)
+    stored = (kv_cache.float() * kv_scales.float()[..., None]).transpose(0, 1).reshape(2, -1, 24)[:, : len(rows)]
+    step = kv_scales.float().transpose(0, 1).reshape(2, -1, 1)[:, : len(rows)]
+    assert torch.equal(stored[0], -stored[1]), "both signs are rounded alike"
+    assert torch.equal(step[0, :, 0], (values.abs().amax(-1)[:, 0] / 127).bfloat16().float())
+    normal = step[0] > 1e-37
+    assert ((stored[0] - values[:, 0]).abs() <= step[0] * 0.5001)[normal[:, 0]].all()
+    assert (stored[0] == 0)[(values == 0).all(-1)[:, 0]].all()
+
+
+@implementations
+@dtypes
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dim", [0, 37, 63])
+def test_what_is_not_finite_shows_in_the_scale_of_its_row(
+    cpu: ModuleType, dtype: torch.dtype, number: float, dim: int
+) -> None:
+    key, value = torch.randn(2, 3, 2, 64).to(dtype)
+    key[1, 0, dim] = value[2, 1, dim] = number
+    kv_cache, kv_scales = make_int8_pages(1, 2, 16, 64)
+    cpu.store_kv(key, value, kv_cache, torch.arange(3), kv_scales)
+    assert kv_scales.isnan().nonzero().tolist() == [[0, 0, 0, 1], [0, 1, 1, 2]]
+
+
+def dequantized(heads: Heads) -> torch.Tensor:
+    return heads.kv_cache.float() * not_none(heads.kv_scales).float()[..., None]
+
+
 def test_store_kv_checks_shapes() -> None:
     cache = torch.zeros(4, 2, 3, 16, 64)
     with pytest.raises(ValueError, match="num_tokens, 3, 64"):
@@ -161,35 +217,42 @@ def test_store_kv_checks_shapes() -> None:
 
 @pytest.mark.parametrize("cpu", [native, fallback, reference], ids=lambda module: module.__name__)
 @dtypes
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-def test_one_layer_of_a_group_is_written_and_no_other(cpu: ModuleType, dtype: torch.dtype, fp8: bool) -> None:
-    alone = make_heads(dtype, 50, norm=True, fp8=fp8)
-    group, view = one_layer_of_a_group(alone.kv_cache)
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
+def test_one_layer_of_a_group_is_written_and_no_other(cpu: ModuleType, dtype: torch.dtype, cache: str) -> None:
+    alone = make_heads(dtype, 50, norm=True, cache=cache)
+    group, view, scales = one_layer_of_a_group(alone.kv_cache, alone.kv_scales)
     others = group.clone()
     others[:, LAYER] = 0
-    within = replace(alone.copy(), kv_cache=view)
+    within = replace(alone.copy(), kv_cache=view, kv_scales=scales)
     key, value = alone.qkv[:, 9:12].clone(), alone.qkv[:, 12:].clone()
     for heads in (alone, within):
         cpu.rotary_store_kv(*heads.args())
         # Some slots once more, without rotation.
         cpu.store_kv(key[:7], value[:7], heads.kv_cache, heads.slot_mapping[:7], heads.kv_scales)
-    assert torch.equal(bytes_of(view.contiguous()), bytes_of(alone.kv_cache))
+    assert torch.equal(bytes_of(view.contiguous()), bytes_of(alone.kv_cache.contiguous()))
+    assert scales is None or torch.equal(scales, not_none(alone.kv_scales))
     group[:, LAYER] = 0
     assert torch.equal(bytes_of(group), bytes_of(others))
 
 
 @pytest.mark.parametrize("cpu", [native, fallback], ids=lambda module: module.__name__)
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-def test_slots_beyond_32_bit_offsets(cpu: ModuleType, fp8: bool) -> None:
-    near = make_heads(torch.bfloat16, 5, fp8=fp8)
-    view, shift = far_into_a_group(near.kv_cache)
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
+def test_slots_beyond_32_bit_offsets(cpu: ModuleType, cache: str) -> None:
+    near = make_heads(torch.bfloat16, 5, cache=cache)
+    view, scales, shift = far_into_a_group(near.kv_cache, near.kv_scales)
     slots = torch.where(near.slot_mapping < 0, -1, near.slot_mapping + shift * 16)
-    far = replace(near.copy(), kv_cache=view, slot_mapping=slots)
+    far = replace(near.copy(), kv_cache=view, kv_scales=scales, slot_mapping=slots)
     key, value = near.qkv[:2, 9:12].clone(), near.qkv[:2, 12:].clone()
     for heads in (near, far):
         cpu.rotary_store_kv(*heads.args())
         cpu.store_kv(key, value, heads.kv_cache, heads.slot_mapping[:2], heads.kv_scales)
-    assert torch.equal(bytes_of(view[shift:].contiguous()), bytes_of(near.kv_cache))
+    assert torch.equal(bytes_of(view[shift:].contiguous()), bytes_of(near.kv_cache.contiguous()))
+    assert cache != "int8" or torch.equal(not_none(scales)[shift:], not_none(near.kv_scales))
+
+
+def not_none(x: torch.Tensor | None) -> torch.Tensor:
+    assert x is not None
+    return x
 
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:

@@ -162,14 +162,14 @@ def test_what_random_rows_are_drawn_from_is_no_memory_of_its_own() -> None:
             assert torch.equal(recorded.output, expected)
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-def test_one_layer_of_a_group_s_cache(fp8: bool) -> None:
+@pytest.mark.parametrize("cache", ["", "fp8", "int8"])
+def test_one_layer_of_a_group_s_cache(cache: str) -> None:
     """Written and attended to by a replay, at the strides that it has."""
     batch = make_batch(
-        [1, 1], [40, 90], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, fp8=fp8
+        [1, 1], [40, 90], num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, cache=cache
     )
-    _, view = one_layer_of_a_group(batch.kv_cache)
-    batch = replace(batch, kv_cache=view)
+    _, view, scales = one_layer_of_a_group(batch.kv_cache, batch.kv_scales)
+    batch = replace(batch, kv_cache=view, kv_scales=scales)
     last = batch.seq_lens.long() - 1
     slots = batch.block_table[torch.arange(2), last // 16].long() * 16 + last % 16
     key, value = torch.randn(2, 2, 2, 64).bfloat16()

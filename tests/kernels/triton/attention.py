@@ -49,7 +49,7 @@ def case(
     dtype: torch.dtype = torch.float32,
     window: int = 0,
     soft_cap: float = 0.0,
-    fp8: bool = False,
+    cache: str = "",
     sinks: bool = False,
     split_size: int = 0,
     in_group: bool = False,
@@ -63,12 +63,13 @@ def case(
         head_dim=head_dim,
         block_size=block_size,
         dtype=dtype,
-        fp8=fp8,
+        cache=cache,
         sinks=sinks,
         aligned_table=aligned_table,
     )
     if in_group:
-        batch = replace(batch, kv_cache=one_layer_of_a_group(batch.kv_cache)[1])
+        _, kv_cache, kv_scales = one_layer_of_a_group(batch.kv_cache, batch.kv_scales)
+        batch = replace(batch, kv_cache=kv_cache, kv_scales=kv_scales)
     features = (window, soft_cap)
     given = batch.without_unseen_pages(window)
     check(paged_attention.paged_attention(*given.args(*features, split_size)), batch, features)
@@ -92,7 +93,7 @@ def split_on_the_device(min_split: int, num_programs: int) -> None:
 def far_blocks() -> None:
     """Blocks beyond 2^31 elements: a few small pages far apart in memory that is never touched between them."""
     batch = make_batch(
-        [1, 20], [40, 30], num_heads=2, num_kv_heads=1, head_dim=16, block_size=16, dtype=torch.float16, fp8=True
+        [1, 20], [40, 30], num_heads=2, num_kv_heads=1, head_dim=16, block_size=16, dtype=torch.float16, cache="fp8"
     )
     # The first request's first block becomes the last one of the pool.
     last, used = len(batch.kv_cache) - 1, int(batch.block_table[0, 0])
@@ -222,19 +223,26 @@ CASES: dict[str, Callable[[], None]] = {
     "verification in several tiles": partial(case, [16, 7], [40, 9], (8, 1)),
     **some_of(
         {
-            f"verification, group of {group}, head_dim {head_dim}, fp8 {fp8}, window {window}": partial(
-                case, [16, 2, 9, 5], [40, 70, 3, 0], (group, 1), head_dim, dtype=torch.float16, fp8=fp8, window=window
+            f"verification, group of {group}, head_dim {head_dim}, cache {cache}, window {window}": partial(
+                case,
+                [16, 2, 9, 5],
+                [40, 70, 3, 0],
+                (group, 1),
+                head_dim,
+                dtype=torch.float16,
+                cache=cache,
+                window=window,
             )
-            for group, head_dim, fp8, window in (
-                (1, 64, False, 0),
-                (2, 128, True, 0),
-                (3, 80, False, 20),
-                (4, 96, True, 13),
-                (6, 192, False, 0),
-                (7, 256, True, 30),
-                (8, 64, True, 0),
-                (12, 128, False, 9),
-                (16, 256, False, 0),
+            for group, head_dim, cache, window in (
+                (1, 64, "", 0),
+                (2, 128, "fp8", 0),
+                (3, 80, "int8", 20),
+                (4, 96, "fp8", 13),
+                (6, 192, "", 0),
+                (7, 256, "fp8", 30),
+                (8, 64, "int8", 0),
+                (12, 128, "", 9),
+                (16, 256, "int8", 0),
             )
         }
     ),
@@ -246,16 +254,25 @@ CASES: dict[str, Callable[[], None]] = {
     "window, pages of 128": partial(case, [1, 20], [290, 250], (2, 1), block_size=128, window=150),
     "soft cap": partial(case, *MIXED, soft_cap=2.0),
     "soft cap, window, split": partial(case, [1, 20, 4], [90, 70, 60], (6, 2), window=50, soft_cap=3.0, split_size=32),
-    "fp8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, fp8=True),
-    "fp8, split, odd head_dim, soft cap": partial(case, *MIXED, head_dim=80, soft_cap=4.0, fp8=True, split_size=32),
+    "fp8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, cache="fp8"),
+    "fp8, split, odd head_dim, soft cap": partial(case, *MIXED, head_dim=80, soft_cap=4.0, cache="fp8", split_size=32),
+    "int8": partial(case, *MIXED, (4, 2), 64, dtype=torch.float16, cache="int8"),
+    "int8, fp32": partial(case, *MIXED, (4, 2), 16, cache="int8"),
+    "int8, split, odd head_dim, soft cap": partial(
+        case, *MIXED, head_dim=80, soft_cap=4.0, cache="int8", split_size=32
+    ),
+    "int8, prompts on contexts, one layer's pages of 64": partial(
+        case, [20, 17, 0], [330, 90, 9], (6, 2), 64, 64, torch.float16, cache="int8", in_group=True
+    ),
+    "int8, window, sinks": partial(case, *MIXED, (4, 2), 96, window=30, sinks=True, cache="int8"),
     "sinks": partial(case, *MIXED, sinks=True),
     "sinks, split, window": partial(
         case, [1, 20, 4], [90, 70, 60], (6, 2), dtype=torch.float16, window=50, sinks=True, split_size=32
     ),
-    "sinks, fp8, split": partial(case, [1, 2], [300, 65], (4, 1), 64, fp8=True, sinks=True, split_size=32),
+    "sinks, fp8, split": partial(case, [1, 2], [300, 65], (4, 1), 64, cache="fp8", sinks=True, split_size=32),
     "one layer of a group": partial(case, *MIXED, in_group=True),
     "one layer of a group, fp8, pages of 64": partial(
-        case, *MIXED, (4, 2), 64, 64, torch.float16, fp8=True, in_group=True
+        case, *MIXED, (4, 2), 64, 64, torch.float16, cache="fp8", in_group=True
     ),
     "fixed split": partial(case, [1, 2, 16], [300, 65, 130], (4, 1), split_size=32),
     "fixed split, odd head_dim": partial(case, [1, 2], [100, 65], (4, 2), 96, split_size=32),
@@ -286,7 +303,7 @@ def sweep_case(seed: int) -> None:
         choose.choice([torch.float16, torch.float32]),
         choose.choice([0, 0, choose.randint(1, 300)]),
         choose.choice([0.0, 0.0, 5.0]),
-        choose.choice([False, False, True]),
+        choose.choice(["", "", "fp8", "int8"]),
         choose.choice([False, True]),
         choose.choice([0, 0, 16, 64, 256]),
         aligned_table=choose.choice([False, True]),

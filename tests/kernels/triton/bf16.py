@@ -42,9 +42,9 @@ bf16 = partial(triton_attention.case, dtype=torch.bfloat16)
 
 CASES: dict[str, Callable[[], None]] = {
     "decode, splits": partial(bf16, [1, 1, 1], [0, 300, 70], (8, 2)),
-    "decode fp8": partial(bf16, [1, 1], [40, 90], (4, 2), fp8=True),
+    "decode fp8": partial(bf16, [1, 1], [40, 90], (4, 2), cache="fp8"),
     "prefill": partial(bf16, [40, 20], [0, 30], (4, 2)),
-    "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), fp8=True, head_dim=80),
+    "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), cache="fp8", head_dim=80),
     "grouped_linear": partial(triton_grouped.product_case, "gemm", 3, (40, 200), 4, 32, "minimums", torch.bfloat16),
     "grouped_linear, wide": partial(
         triton_grouped.product_case, "gemm", 3, (40, 200), 4, 128, "zeros", torch.bfloat16, wide=1

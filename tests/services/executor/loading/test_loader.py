@@ -271,14 +271,14 @@ def test_scales_of_an_fp8_cache(
 ) -> None:
     save_tiny(tmp_path, family)
     edit_scales(tmp_path, **scales)
-    layers = load(tmp_path, kv_scales=True).attention_layers
+    layers = load(tmp_path, kv_cache_dtype="fp8").attention_layers
     assert [layer.kv_scales.tolist() for layer in layers if layer.kv_scales is not None] == [
         [[1.0, 1.0], [1.0, 1.0]],
         expected,
         [[1.0, 1.0], [1.0, 1.0]],
     ]
     assert all(layer.kv_scales is None for layer in load(tmp_path).attention_layers), "only an fp8 cache is scaled"
-    layers = load(tmp_path, kv_scales=True, where_possible=True).attention_layers
+    layers = load(tmp_path, kv_cache_dtype="smallest").attention_layers
     assert all(layer.kv_scales is not None for layer in layers)
 
 
@@ -293,4 +293,4 @@ def test_scales_that_cannot_be_used(tmp_path: Path, scales: dict[str, torch.Tens
     save_tiny(tmp_path, "Llama")
     edit_scales(tmp_path, **scales)
     with pytest.raises(ModelLoadError, match=f"{tmp_path}.*{message}"):
-        load(tmp_path, kv_scales=True)
+        load(tmp_path, kv_cache_dtype="fp8")

@@ -185,6 +185,7 @@ def test_the_executor_says_what_a_block_of_states_is_for(reference: tuple[Path, 
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "fp8": ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: the model stores a latent or a state"),
+    "int8": ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8: the model stores a latent or a state"),
     "block sizes": ({"state_block_size": 8}, "--state-block-size 8 is not a multiple of --block-size 16"),
     "memory": ({"kv_cache_memory_bytes": 100}, "raise --kv-cache-memory-bytes"),
     "transformers": ({"model_impl": "transformers"}, "recurrent state"),

@@ -31,10 +31,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, TOY.name, TOY)
 
 
-def load_toy(directory: Path, kinds: Sequence[str] = KINDS, *, kv_scales: bool = False, **keys: Any) -> ToyModel:
+def load_toy(directory: Path, kinds: Sequence[str] = KINDS, *, kv_cache_dtype: str = "auto", **keys: Any) -> ToyModel:
     """Loads a toy model; `keys` are further ones of its config.json."""
     write_toy(directory, kinds, **keys)
-    model = load_model(directory, dtype="float32", device=CPU, load_format="dummy", kv_scales=kv_scales)
+    model = load_model(directory, dtype="float32", device=CPU, load_format="dummy", kv_cache_dtype=kv_cache_dtype)
     assert isinstance(model, ToyModel)
     return model
 
@@ -99,7 +99,7 @@ def test_a_layer_finds_the_row_and_position_of_every_token(tmp_path: Path) -> No
 
 
 def test_an_fp8_cache_has_scales_for_the_heads_of_each_layer(tmp_path: Path) -> None:
-    model = load_toy(tmp_path, kv_scales=True)
+    model = load_toy(tmp_path, kv_cache_dtype="fp8")
     assert [tuple(layer.kv_scales.shape) for layer in model.attention_layers if layer.kv_scales is not None] == [
         (2, 1),
         (2, 2),
@@ -118,7 +118,7 @@ def test_scales_of_a_layer_without_a_cache_are_refused(tmp_path: Path) -> None:
         "model.layers.2.self_attn.v_scale": torch.tensor([2.0, 3.0]),
     }
     save_file(tensors | scales, tmp_path / "model.safetensors")
-    layers = load_model(tmp_path, dtype="float32", device=CPU, kv_scales=True).attention_layers
+    layers = load_model(tmp_path, dtype="float32", device=CPU, kv_cache_dtype="fp8").attention_layers
     assert [layer.kv_scales.tolist() for layer in layers if layer.kv_scales is not None] == [
         [[0.5], [0.5]],
         [[2.0, 3.0], [2.0, 3.0]],
@@ -126,7 +126,7 @@ def test_scales_of_a_layer_without_a_cache_are_refused(tmp_path: Path) -> None:
     ]
     save_file(tensors | {"model.layers.1.self_attn.k_scale": torch.tensor(0.5)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"model\.layers\.1\.self_attn\.k_scale: the model has no KV cache"):
-        load_model(tmp_path, dtype="float32", device=CPU, kv_scales=True)
+        load_model(tmp_path, dtype="float32", device=CPU, kv_cache_dtype="fp8")
 
 
 def test_its_linear_layers_can_be_quantized(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_scales_of_an_fp8_cache_are_those_of_the_rank_s_heads(tmp_path: Path) ->
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.1.self_attn.k_scale"] = torch.tensor([0.5, 2.0])
     save_file(tensors, tmp_path / "model.safetensors")
-    models = on_ranks(2, lambda ranks: load(tmp_path, tensor=ranks, kv_scales=True))
+    models = on_ranks(2, lambda ranks: load(tmp_path, tensor=ranks, kv_cache_dtype="fp8"))
     found = [model.attention_layers[1].kv_scales for model in models]
     assert [scales.tolist() for scales in found if scales is not None] == [[[0.5], [0.5]], [[2.0], [2.0]]]
 

@@ -234,30 +234,39 @@ def test_the_interpreter_is_refused_what_it_computes_wrongly(directory: Path, mo
         start(directory, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("kv_scales", [False, True])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_the_cache_is_zero_and_of_the_dtype_asked_for(directory: Path, name: str, kv_scales: bool):
-    model = load_model(directory, dtype=name, device=CPU, load_format="dummy", kv_scales=kv_scales)
-    dtype = torch.float8_e4m3fn if kv_scales else getattr(torch, name)
+@pytest.mark.parametrize(
+    ("name", "dtype", "page"),
+    [
+        ("auto", None, (2, 2, 16, 8)),
+        ("fp8", torch.float8_e4m3fn, (2, 2, 16, 8)),
+        ("int8", torch.int8, (2 * 2 * 16 * (8 + 2),)),
+    ],
+)
+@pytest.mark.parametrize("of_model", ["float32", "bfloat16"])
+def test_the_cache_is_zero_and_of_the_dtype_asked_for(
+    directory: Path, of_model: str, name: str, dtype: torch.dtype | None, page: tuple[int, ...]
+):
+    model = load_model(directory, dtype=of_model, device=CPU, load_format="dummy", kv_cache_dtype=name)
     (cache,) = kv_cache.allocate(model, [5], 16, CPU)
-    assert (cache.shape, cache.dtype) == ((5, 2, 2, 2, 16, 8), dtype)
+    assert (cache.shape, cache.dtype) == ((5, 2, *page), dtype or getattr(torch, of_model))
     assert not cache.view(torch.uint8).any()
     assert cache.nbytes == kv_cache.cache_bytes(model, 5, Limits(1, 1, 96, block_size=16))
     assert cache[3].is_contiguous(), "a page of all layers is one piece"
     assert [layer.kv_cache.data_ptr() for layer in model.attention_layers] == [cache[:, i].data_ptr() for i in (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
-def test_an_fp8_cache_has_four_times_the_blocks_and_works(directory: Path, name: str):
+@pytest.mark.parametrize(("name", "per_element"), [("fp8", 1), ("fp8_e4m3", 1), ("int8", 1 + 2 / 8)])
+def test_a_cache_of_8_bits_has_more_blocks_and_works(directory: Path, name: str, per_element: float):
+    """One byte an element in place of four, and with int8 a scale of two for each head of 8."""
     runner, info = start(directory, kv_cache_dtype=name, kv_cache_memory_bytes=10 * BLOCK_BYTES)
-    assert (info.num_blocks, info.kv_cache_bytes, info.dtype) == (40, 10 * BLOCK_BYTES, "float32")
+    assert (info.num_blocks, info.kv_cache_bytes, info.dtype) == (40 / per_element, 10 * BLOCK_BYTES, "float32")
     driver = Driver(runner, info.num_blocks)
     driver.add(0, prompt(12))
     assert len(driver.generate(0, 3, first=12)) == 3
 
 
 def test_a_cache_of_another_16_bit_type_is_refused(directory: Path):
-    with pytest.raises(StartupError, match=r"--kv-cache-dtype float16: .* \(float32\) or as fp8"):
+    with pytest.raises(StartupError, match=r"--kv-cache-dtype float16: .* \(float32\) or in 8 bits"):
         start(directory, kv_cache_dtype="float16")
     assert start(directory, dtype="bfloat16", kv_cache_dtype="bfloat16")[1].dtype == "bfloat16"
 

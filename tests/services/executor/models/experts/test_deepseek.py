@@ -196,11 +196,12 @@ def test_blocks_of_latents_are_shared(lite: Model) -> None:
     assert page_bytes == 3 * [BLOCK_SIZE * (24 + 8) * 4]
 
 
-def test_an_fp8_cache_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+def test_a_cache_of_8_bits_is_refused(tmp_path: Path, name: str) -> None:
     save_tiny(tmp_path, "DeepseekV3", **LATENT, n_group=1, topk_group=1)
     read: list[str] = []
-    with pytest.raises(ModelLoadError, match="--kv-cache-dtype fp8: the model stores a latent"):
-        load(tmp_path, kv_scales=True, progress=lambda fraction, text: read.append(text))
+    with pytest.raises(ModelLoadError, match=f"--kv-cache-dtype {name}: the model stores a latent"):
+        load(tmp_path, kv_cache_dtype=name, progress=lambda fraction, text: read.append(text))
     assert not read, "it is known before weights are read"
-    loaded = load(tmp_path, kv_scales=True, where_possible=True)
+    loaded = load(tmp_path, kv_cache_dtype="smallest")
     assert all(layer.kv_scales is None for layer in loaded.attention_layers)
