@@ -92,6 +92,7 @@ def attention(capability: int) -> Iterator[Specialization]:
         (False, _listed(capability)),
         (True, _of_models(capability)),
         (False, _verified(capability)),
+        (True, _of_int8_caches(capability)),
     ):
         for form in forms:
             key = attention_key(form)
@@ -146,9 +147,28 @@ def _verified(capability: int) -> Iterator[Specialization]:
             yield attention_form("decode_attention", capability, shape | {"head_dim": 256}, **features)
 
 
-def attention_form(kernel: str, capability: int, shape: Mapping[str, int], **features: Any) -> Specialization:
-    """`shape` as for `tuning.lookup`, of any context by default. The query is bf16, or fp32 as its cache."""
-    cache_dtype = CACHE_DTYPES[shape["kv_bytes"]]
+def _of_int8_caches(capability: int) -> Iterator[Specialization]:
+    for head_dim in (64, 128, 256):
+        shape = _MODEL | {"head_dim": head_dim, "kv_bytes": 1}
+        for group, query_len in DECODE_ROWS:
+            rows = shape | {"group": group, "query_len": query_len}
+            yield attention_form("decode_attention", capability, rows, cache_dtype=torch.int8)
+        rows = shape | {"group": 7, "query_len": LONG_QUERY}
+        for features in ({}, {"sliding_window": 512}):
+            yield attention_form("prefill_attention", capability, rows, cache_dtype=torch.int8, **features)
+
+
+def attention_form(
+    kernel: str,
+    capability: int,
+    shape: Mapping[str, int],
+    *,
+    cache_dtype: torch.dtype | None = None,
+    **features: Any,
+) -> Specialization:
+    """`shape` as for `tuning.lookup`, of any context by default. The query is bf16, or fp32 as its cache. cache_dtype:
+    by default that of CACHE_DTYPES."""
+    cache_dtype = cache_dtype or CACHE_DTYPES[shape["kv_bytes"]]
     if kernel == "decode_attention":
         shape = {"context": 4096, **shape}
         config = tuning.lookup(kernel, capability, **shape)
@@ -201,10 +221,13 @@ def elementwise(capability: int) -> Iterator[Specialization]:
                 yield Specialization(*layer_norm.specialization("bf16", hidden_size, many, residual, bias))
             yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many))
             yield Specialization(*rotary.specialization("bf16", *heads, many_tokens=many, norm="bf16"))
-            yield Specialization(
-                *rotary.specialization("bf16", *heads, many_tokens=many, fp8=True, native_fp8=capability >= 90)
-            )
-            yield Specialization(*kv_cache.specialization("bf16", num_kv_heads, head_dim, many_tokens=many))
+            for cache, norms in (("fp8", None), ("int8", None), ("int8", "bf16")):
+                native = cache == "fp8" and capability >= 90
+                options: dict[str, Any] = {"many_tokens": many, "cache": cache, "native_fp8": native, "norm": norms}
+                yield Specialization(*rotary.specialization("bf16", *heads, **options))
+            for cache in ("", "int8"):
+                options = {"many_tokens": many, "cache": cache}
+                yield Specialization(*kv_cache.specialization("bf16", num_kv_heads, head_dim, **options))
         for gelu in (False, True):
             yield Specialization(*activation.specialization("bf16", intermediate_size, gelu))
             yield Specialization(*activation.plain_specialization("bf16", intermediate_size, tanh=gelu))

@@ -11,6 +11,9 @@ Values of an fp8 cache are read as pairs of neighbours, 16 bits each: no instruc
 shared memory to the tensor cores. Then `acc` holds the even elements of a head and `acc_rest` the odd ones, until
 `in_order` puts them together. (With an fp8 cache REST is 0.)
 
+Keys and values of an int8 cache are exact in the dtype of the query. Their scales, one per token, lie in the pages
+behind them: scores are multiplied with those of keys, weights with those of values.
+
 Latent vectors (LATENT_DIM > 0) are keys and, in their first LATENT_DIM elements, values: they are read once. KV heads
 are then groups of query heads that see the same keys.
 
@@ -39,13 +42,18 @@ NO_KEY = tl.constexpr(-1e30)
 _TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
+# As kernels see a cache of 8 bits, and its scales.
+_STORED = {torch.float8_e4m3fn: ("*u8", "*fp32"), torch.int8: ("*i8", "*bf16")}
+
+
 def argument_types(
-    types: dict[str, str], dtype: torch.dtype, fp8_cache: bool, sinks: bool
+    types: dict[str, str], dtype: torch.dtype, kv_dtype: torch.dtype, sinks: bool
 ) -> tuple[dict[str, str], dict[str, None]]:
     """Returns the Triton types of a kernel's arguments, and the arguments that are absent."""
     element = f"*{_TYPES[dtype]}"
-    types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": "*u8" if fp8_cache else element}
-    absent = dict.fromkeys(["kv_scales_ptr"] * (not fp8_cache) + ["sinks_ptr"] * (not sinks))
+    cache, scales = _STORED.get(kv_dtype, (element, ""))
+    types = types | {"query_ptr": element, "out_ptr": element, "kv_cache_ptr": cache, "kv_scales_ptr": scales}
+    absent = dict.fromkeys(["kv_scales_ptr"] * (not scales) + ["sinks_ptr"] * (not sinks))
     return types | dict.fromkeys(absent, "constexpr"), absent
 
 
@@ -149,10 +157,10 @@ def load_values(
         value = even.to(DTYPE)
         value_rest = odd.to(DTYPE)
     else:
-        value = load_rows(pointers, offsets, in_rows, 0, DIMS, HEAD_DIM, MASKED, EVICTION)
+        value = load_rows(pointers, offsets, in_rows, 0, DIMS, HEAD_DIM, MASKED, EVICTION).to(DTYPE)
         value_rest = value
         if REST > 0:
-            value_rest = load_rows(pointers, offsets, in_rows, DIMS, REST, HEAD_DIM, MASKED, EVICTION)
+            value_rest = load_rows(pointers, offsets, in_rows, DIMS, REST, HEAD_DIM, MASKED, EVICTION).to(DTYPE)
     return value, value_rest
 
 
@@ -175,6 +183,26 @@ def in_order(acc, acc_rest, FP8_CACHE: tl.constexpr):
     if FP8_CACHE:
         acc = tl.interleave(acc, acc_rest)
     return acc, acc_rest
+
+
+@triton.jit
+def load_token_scales(
+    scales_ptr,  # bf16, of page 0's first head
+    blocks,
+    start,
+    block_stride,  # bytes
+    in_keys,
+    head,  # of keys; of values behind all of keys
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Returns fp32 [BLOCK_N]: the scales of a tile's keys or values; MASKED: 0 where not in_keys."""
+    pointers = page_pointers(scales_ptr, blocks, start, block_stride, BLOCK_SIZE, 1, BLOCK_N)
+    pointers += page_offsets(BLOCK_SIZE, 1, BLOCK_N) + head * BLOCK_SIZE
+    if MASKED:
+        return tl.load(pointers, mask=in_keys, other=0).to(tl.float32)
+    return tl.load(pointers).to(tl.float32)
 
 
 @triton.jit
@@ -247,6 +275,9 @@ def attend(
     maximum,  # fp32 [BLOCK_M], of the scores so far
     denominator,  # fp32 [BLOCK_M]
     cache_ptr,
+    scales_ptr,  # of the tokens of an int8 cache; else not used
+    kv_head,
+    num_kv_heads,
     head_offset,  # from the beginning of a block to the KV head's keys in it
     blocks,  # int32 [pages of a tile], from `load_blocks`
     start,
@@ -281,12 +312,24 @@ def attend(
         value, value_rest = load_values(
             pointers, offsets + value_offset, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8
         )
+    INT8: tl.constexpr = cache_ptr.dtype.element_ty == tl.int8
+    if INT8:
+        key_scales = load_token_scales(
+            scales_ptr, blocks, start, block_stride, in_keys, kv_head, BLOCK_SIZE, BLOCK_N, MASKED
+        )
+        value_scales = load_token_scales(
+            scales_ptr, blocks, start, block_stride, in_keys, num_kv_heads + kv_head, BLOCK_SIZE, BLOCK_N, MASKED
+        )
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if REST > 0:
         key = load_keys(pointers, offsets, in_keys, DIMS, REST, HEAD_DIM, MASKED, EVICTION, query.dtype, NATIVE_FP8)
         scores = tl.dot(query_rest, tl.trans(key), scores, input_precision="ieee")
+    if INT8:
+        scores *= key_scales[None, :]
     weights, new_maximum, correction = weigh(scores, maximum, keys, position, scale, WINDOW, SOFT_CAP, MASKED)
     denominator = denominator * correction + tl.sum(weights, axis=1)
+    if INT8:
+        weights *= value_scales[None, :]
     weights = weights.to(query.dtype)
     acc = tl.dot(weights, value, acc * correction[:, None], input_precision="ieee")
     if len(acc_rest.shape) == 2:

@@ -52,7 +52,7 @@ def decode_attention_kernel(
     out_ptr,  # [num_tokens, num_heads, HEAD_DIM] contiguous
     block_table_ptr,  # int32 [num_reqs, max_blocks]
     plan_ptr,  # int32 [items, WORDS], of `work_item`
-    kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
+    kv_scales_ptr,  # fp32 [2, num_kv_heads] of fp8, bf16 [num_blocks, 2, num_kv_heads, BLOCK_SIZE] of int8, or None
     sinks_ptr,  # fp32 [num_heads], or None
     partials_ptr,  # fp32 [items, num_kv_heads, BLOCK_Q * GROUP, HEAD_DIM + STATISTICS]
     arrived_ptr,  # int32 [items, num_kv_heads]: at a tile's first item, how many of its splits are done; in the end 0
@@ -111,7 +111,7 @@ def decode_attention_kernel(
         QUERY_BYTES: tl.constexpr = query_ptr.dtype.element_ty.primitive_bitwidth // 8
         query_rows += tl.minimum(near_token, num_tokens - 1) * (query_token_stride // QUERY_BYTES)
     query_rows = tl.multiple_of(query_rows, 8)
-    FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
+    FP8_CACHE: tl.constexpr = kv_cache_ptr.dtype.element_ty == tl.uint8
     query = load_query(query_tile, query_rows, in_rows, 0, DIMS, HEAD_DIM, False, FP8_CACHE)
     query_rest = query
     if REST > 0:
@@ -132,9 +132,9 @@ def decode_attention_kernel(
             block_table_ptr, entry, tile_start + BLOCK_N, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES
         )  # fmt: skip
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks, tile_start, end,
-            position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "evict_first", NATIVE_FP8, LATENT_DIM, WINDOW > 0,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, kv_scales_ptr, kv_head, num_kv_heads,
+            head_offset, blocks, tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM,
+            DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP, "evict_first", NATIVE_FP8, LATENT_DIM, WINDOW > 0,
         )  # fmt: skip
         blocks = following
     for tile_start in tl.range(masked, end, BLOCK_N, num_stages=1):
@@ -142,9 +142,9 @@ def decode_attention_kernel(
             block_table_ptr, entry, tile_start + BLOCK_N, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES
         )  # fmt: skip
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks, tile_start, end,
-            position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP,
-            "evict_first", NATIVE_FP8, LATENT_DIM, True,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, kv_scales_ptr, kv_head, num_kv_heads,
+            head_offset, blocks, tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM,
+            DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP, "evict_first", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
@@ -257,8 +257,9 @@ def decode_attention(
     assert plan.shape == (made.num_items, WORDS.value), "the plan is of another batch or another kind of attention"
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, made.block_m, made.block_q, config["block_n"],
-        config["num_warps"], sliding_window, soft_cap, kv_scales is not None, fp8.has_native_decode(query.device),
-        latent_dim, _has_whole_tiles(block_table, block_size, config["block_n"], sliding_window),
+        config["num_warps"], sliding_window, soft_cap, kv_cache.dtype == torch.uint8,
+        fp8.has_native_decode(query.device), latent_dim,
+        _has_whole_tiles(block_table, block_size, config["block_n"], sliding_window),
     )  # fmt: skip
     rows = made.block_q * constants["GROUP"]
     partials = torch.empty(
@@ -300,7 +301,7 @@ _TYPES = {
     "out_ptr": "",
     "block_table_ptr": "*i32",
     "plan_ptr": "*i32",
-    "kv_scales_ptr": "*fp32",
+    "kv_scales_ptr": "",
     "sinks_ptr": "*fp32",
     "partials_ptr": "*fp32",
     "arrived_ptr": "*i32",
@@ -327,7 +328,7 @@ def specialization(
 ) -> Specialization:
     """Returns what `decode_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
-    types, absent = argument_types(_TYPES, dtype, fp8_cache, sinks)
+    types, absent = argument_types(_TYPES, dtype, kv_dtype, sinks)
     constants = _constants(
         head_dim, group, block_size, *query_tile(head_dim, group, query_len), config["block_n"], config["num_warps"],
         sliding_window, soft_cap, fp8_cache, capability >= 89, latent_dim, sliding_window == 0,

@@ -11,6 +11,7 @@ from pagewire.kernels import tuning
 from pagewire.kernels.ops import SHORT_QUERY
 from pagewire.kernels.triton.attention.attention_tile import as_stored
 from pagewire.kernels.triton.attention.decode_attention import decode_attention
+from pagewire.kernels.triton.attention.kv_cache import check_scales
 from pagewire.kernels.triton.attention.prefill_attention import configuration, prefill_attention
 from pagewire.kernels.triton.attention.split_plan import plan_for
 
@@ -138,7 +139,7 @@ def _check(
     page = block_size * head_dim
     assert kv_cache.stride()[1:] == (num_kv_heads * page, page, head_dim, 1), "blocks must be contiguous"
     assert block_table.dtype == query_start_loc.dtype == seq_lens.dtype == torch.int32, "tables must be int32"
-    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
-    assert is_fp8 or kv_cache.dtype == query.dtype, "kv_cache has the dtype of query, or float8_e4m3fn"
-    assert is_fp8 == (kv_scales is not None), "kv_scales belong to a float8_e4m3fn cache"
+    has_scales = kv_cache.dtype in (torch.float8_e4m3fn, torch.int8)
+    assert has_scales or kv_cache.dtype == query.dtype, "kv_cache has the dtype of query, or 8 bits"
+    check_scales(kv_cache, kv_scales)
     assert sinks is None or (sinks.dtype == torch.float32 and sinks.shape == (num_heads,)), "sinks: fp32 [num_heads]"

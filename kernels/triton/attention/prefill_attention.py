@@ -49,7 +49,7 @@ def prefill_attention_kernel(
     block_table_ptr,  # int32 [num_reqs, max_blocks]
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     seq_lens_ptr,  # int32 [num_reqs]
-    kv_scales_ptr,  # fp32 [2, num_kv_heads], or None
+    kv_scales_ptr,  # fp32 [2, num_kv_heads] of fp8, bf16 [num_blocks, 2, num_kv_heads, BLOCK_SIZE] of int8, or None
     sinks_ptr,  # fp32 [num_heads], or None
     pages,  # the KV cache as `page_descriptors.describe_pages` describes it, or None: keys are read by addresses
     num_reqs,
@@ -101,7 +101,7 @@ def prefill_attention_kernel(
         query_start, query_len, first_token, kv_head, 0, GROUP, BLOCK_M, BLOCK_Q
     )
     query_rows = tl.multiple_of(row_token * query_token_stride + head * HEAD_DIM, 8)
-    FP8_CACHE: tl.constexpr = kv_scales_ptr is not None
+    FP8_CACHE: tl.constexpr = kv_cache_ptr.dtype.element_ty == tl.uint8
     query = load_query(query_ptr, query_rows, in_rows, 0, DIMS, HEAD_DIM, True, FP8_CACHE)
     query_rest = query
     if REST > 0:
@@ -136,9 +136,9 @@ def prefill_attention_kernel(
         for tile_start in tl.range(start, entered, EDGE_N, num_stages=1):
             following = load_blocks(table_ptr, tile_start + EDGE_N, end, BLOCK_SIZE, EDGE_N)
             acc, acc_rest, maximum, denominator = attend(
-                query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks,
-                tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
-                EDGE_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, True,
+                query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, kv_scales_ptr, kv_head,
+                num_kv_heads, head_offset, blocks, tile_start, end, position, scale, block_stride, value_offset,
+                BLOCK_SIZE, HEAD_DIM, DIMS, REST, EDGE_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, True,
             )  # fmt: skip
             blocks = following
     if pages is not None:
@@ -151,18 +151,18 @@ def prefill_attention_kernel(
         for tile_start in tl.range(entered, masked, BLOCK_N):
             following = load_blocks(table_ptr, tile_start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
             acc, acc_rest, maximum, denominator = attend(
-                query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks,
-                tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
-                BLOCK_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, False,
+                query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, kv_scales_ptr, kv_head,
+                num_kv_heads, head_offset, blocks, tile_start, end, position, scale, block_stride, value_offset,
+                BLOCK_SIZE, HEAD_DIM, DIMS, REST, BLOCK_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, False,
             )  # fmt: skip
             blocks = following
     blocks = masked_blocks
     for tile_start in tl.range(masked, end, EDGE_N, num_stages=1):
         following = load_blocks(table_ptr, tile_start + EDGE_N, end, BLOCK_SIZE, EDGE_N)
         acc, acc_rest, maximum, denominator = attend(
-            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, head_offset, blocks,
-            tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM, DIMS, REST,
-            EDGE_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, True,
+            query, query_rest, acc, acc_rest, maximum, denominator, kv_cache_ptr, kv_scales_ptr, kv_head, num_kv_heads,
+            head_offset, blocks, tile_start, end, position, scale, block_stride, value_offset, BLOCK_SIZE, HEAD_DIM,
+            DIMS, REST, EDGE_N, WINDOW, SOFT_CAP, "", NATIVE_FP8, LATENT_DIM, True,
         )  # fmt: skip
         blocks = following
     acc, acc_rest = in_order(acc, acc_rest, FP8_CACHE)
@@ -227,6 +227,8 @@ def configuration(
     described = can_describe(shape["head_dim"], shape["block_size"], config["block_n"], kv_dtype, 0)
     if config["descriptors"] and (sliding_window or not described):
         config = tuning.lookup("prefill_attention", capability, **{**shape, "block_size": 1})
+    if kv_dtype == torch.int8 and config["block_m"] >= 128:
+        config = {**config, "num_warps": 8}  # as keys and values become 16 bits in registers, 4 warps have too few
     return config
 
 
@@ -255,7 +257,7 @@ def prefill_attention(
     num_kv_heads, block_size = kv_cache.shape[2:4]
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, requests_padded(num_reqs), config["block_m"],
-        config["block_n"], sliding_window, soft_cap, kv_scales is not None,
+        config["block_n"], sliding_window, soft_cap, kv_cache.dtype == torch.uint8,
         fp8.has_native_decode(query.device), latent_dim,
     )  # fmt: skip
     described = config["descriptors"] and can_describe(
@@ -291,7 +293,7 @@ _TYPES = {
     "block_table_ptr": "*i32",
     "query_start_loc_ptr": "*i32",
     "seq_lens_ptr": "*i32",
-    "kv_scales_ptr": "*fp32",
+    "kv_scales_ptr": "",
     "sinks_ptr": "*fp32",
     "pages": "constexpr",
     "num_reqs": "i32",
@@ -319,7 +321,7 @@ def specialization(
 ) -> Specialization:
     """Returns what `prefill_attention` compiles for such a model and batch on a GPU of `capability` (90 for 9.0)."""
     fp8_cache = kv_dtype == torch.float8_e4m3fn
-    types, none = argument_types(_TYPES, dtype, fp8_cache, sinks)
+    types, none = argument_types(_TYPES, dtype, kv_dtype, sinks)
     constants = _constants(
         head_dim, group, block_size, requests_padded(num_reqs), config["block_m"], config["block_n"], sliding_window,
         soft_cap, fp8_cache, capability >= 89, latent_dim,

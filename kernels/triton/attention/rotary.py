@@ -14,10 +14,13 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.attention.kv_cache import (
+    CACHES,
     MANY_TOKENS,
     cache_view,
     head_scales,
+    largest_of,
     slot_pointers,
+    store_token_scales,
     tile_heads,
     tile_tokens,
     to_cache,
@@ -137,6 +140,14 @@ def _store_keys_values(
     first, second, rest = _rotated(key, mask, cos, sin, weight_ptr, eps, HEAD_DIM, HALF)
 
     dims = tl.arange(0, triton.next_power_of_2(HALF))[None, None, :]
+    if dtype == tl.int8:
+        largest = tl.maximum(largest_of(first), largest_of(second))
+        if HEAD_DIM > 2 * HALF:
+            largest = tl.maximum(largest, largest_of(rest))
+        largest_value = largest_of(tl.where(in_value, value, 0.0))
+        key_scales, value_scales = store_token_scales(
+            kv_scales_ptr, slots, heads, block_stride, largest, largest_value, mask, NUM_KV_HEADS, BLOCK_SIZE
+        )
     tl.store(target + dims, to_cache(first, key_scales, dtype, NATIVE_FP8), mask=mask & (dims < HALF))
     tl.store(target + HALF + dims, to_cache(second, key_scales, dtype, NATIVE_FP8), mask=mask & (dims < HALF))
     if HEAD_DIM > 2 * HALF:
@@ -155,7 +166,7 @@ def rotary_store_kv_kernel(
     slot_mapping_ptr,
     q_weight_ptr,  # or None
     k_weight_ptr,  # or None
-    kv_scales_ptr,  # fp32 [2, NUM_KV_HEADS] for an fp8 cache (as uint8), or None
+    kv_scales_ptr,  # of a cache of 8 bits (fp8 as uint8), or None
     num_tokens,
     token_stride,
     head_stride,
@@ -197,24 +208,10 @@ def rotary_store_kv_kernel(
         )
     else:
         _store_keys_values(
-            rows + NUM_HEADS * head_stride,
-            slots,
-            cos,
-            sin,
-            tile - query_tiles,
-            kv_cache_ptr,
-            head_stride,
-            block_stride,
-            k_weight_ptr,
-            kv_scales_ptr,
-            eps,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            HALF,
-            BLOCK_SIZE,
-            KV_HEADS,
+            rows + NUM_HEADS * head_stride, slots, cos, sin, tile - query_tiles, kv_cache_ptr, head_stride,
+            block_stride, k_weight_ptr, kv_scales_ptr, eps, NUM_KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, KV_HEADS,
             NATIVE_FP8,
-        )
+        )  # fmt: skip
 
 
 def rotary_store_kv(
@@ -249,7 +246,7 @@ def rotary_store_kv(
     if num_tokens == 0:
         return
     num_heads = all_heads - 2 * num_kv_heads
-    native = kv_scales is not None and has_native_encode(qkv.device)
+    native = stored.dtype == torch.uint8 and has_native_encode(qkv.device)
     many_tokens = num_tokens >= MANY_TOKENS
     constants, num_warps = _constants(num_heads, num_kv_heads, head_dim, rotary_dim, block_size, many_tokens, native)
     query_tiles = triton.cdiv(num_heads, constants["HEADS"])
@@ -313,31 +310,31 @@ def specialization(
     block_size: int = 16,
     many_tokens: bool = True,
     norm: str | None = None,
-    fp8: bool = False,
+    cache: str = "",
     native_fp8: bool = False,
 ) -> tuple[Any, dict[str, str], dict[str, Any], int]:
     """Returns what `rotary_store_kv` launches (kernel, argument types, constants, num_warps), to compile it ahead of
     time.
 
     dtype is Triton's name of qkv's type, norm that of the norms' weights, if there are; many_tokens says whether there
-    are MANY_TOKENS or more.
+    are MANY_TOKENS or more. cache: one of CACHES.
     """
     types = {
         "positions_ptr": "*i64",
         "qkv_ptr": f"*{dtype}",
         "cos_sin_ptr": "*fp32",
-        "kv_cache_ptr": "*u8" if fp8 else f"*{dtype}",
+        "kv_cache_ptr": CACHES[cache][0] or f"*{dtype}",
         "slot_mapping_ptr": "*i64",
         "q_weight_ptr": f"*{norm}",
         "k_weight_ptr": f"*{norm}",
-        "kv_scales_ptr": "*fp32",
+        "kv_scales_ptr": CACHES[cache][1],
         "num_tokens": "i32",
         "token_stride": "i32",
         "head_stride": "i32",
         "block_stride": "i32",
         "eps": "fp32",
     }
-    absent = (() if norm else ("q_weight_ptr", "k_weight_ptr")) + (() if fp8 else ("kv_scales_ptr",))
+    absent = (() if norm else ("q_weight_ptr", "k_weight_ptr")) + (() if cache else ("kv_scales_ptr",))
     constants, num_warps = _constants(
         num_heads, num_kv_heads, head_dim, rotary_dim, block_size, many_tokens, native_fp8
     )

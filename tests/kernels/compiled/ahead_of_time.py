@@ -50,7 +50,7 @@ def largest_tiles(capability: int) -> Iterator[Specialization]:
         tile = {name: form.constants[name] for name in ("BLOCK_M", "BLOCK_N", "DIMS", "REST")}
         launch = (form.name, tile["BLOCK_N"], form.num_warps, form.num_stages)
         configuration = (*launch, tile["BLOCK_M"]) if form.name.startswith("prefill") else launch
-        element = {"*u8": 1, "*bf16": 2, "*fp32": 4}[form.types["kv_cache_ptr"]]
+        element = {"*u8": 1, "*i8": 1, "*bf16": 2, "*fp32": 4}[form.types["kv_cache_ptr"]]
         size = element * tile["BLOCK_M"] * (tile["DIMS"] + tile["REST"])
         if size > largest.get(configuration, (0, form))[0]:
             largest[configuration] = (size, form)

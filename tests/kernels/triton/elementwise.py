@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagewire.kernels import reference
+from pagewire.kernels import ops, reference
 from pagewire.kernels.triton.attention import kv_cache, rotary
 from pagewire.kernels.triton.common import fp8
 from pagewire.kernels.triton.elementwise import activation, layer_norm, norm
@@ -94,6 +94,12 @@ def assert_other_layers_are_untouched(cache: Tensor) -> None:
     assert (group[:, (0, 2)] == SENTINEL).all()
 
 
+def make_int8_cache(num_blocks: int, *page: int) -> tuple[Tensor, Tensor]:
+    """The views of one, as `make_cache`."""
+    pages = make_cache(num_blocks, 1, 1, ops.int8_page_bytes(*page) // 2, torch.int8)
+    return ops.int8_pages(pages.view(num_blocks, -1), *page)
+
+
 def make_slots(num_tokens: int, num_slots: int, padding: bool = True) -> Tensor:
     slots = torch.randperm(num_slots)[:num_tokens]
     if padding:
@@ -135,6 +141,38 @@ def store_kv_case(
     kv_cache.store_kv(key, value, actual, slots, scales)
     reference.store_kv(key, value, expected, slots, scales)
     assert_same_bits(actual, expected)
+    assert_other_layers_are_untouched(actual)
+
+
+def int8_case(
+    dtype: torch.dtype, num_tokens: int, heads: tuple[int, int], head_dim: int, rotary_dim: int | None, norm: bool
+) -> None:
+    """Both ops with an int8 cache; rotary_dim None: store_kv. A head is zero, others hold what is not finite."""
+    num_heads, num_kv_heads = heads
+    qkv = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    qkv[0, num_heads] = 0
+    qkv[1, -1, 5], qkv[2, -1, 7] = NAN, float("inf")
+    slots = make_slots(num_tokens, num_tokens + 32)
+    slots[:3] = torch.arange(num_tokens + 32, num_tokens + 35)
+    weights = [torch.randn(head_dim).to(dtype) if norm else None for _ in range(2)]
+    cos_sin, positions = torch.randn(64, rotary_dim or head_dim), torch.randint(0, 64, (num_tokens,))
+    page = (num_kv_heads, 16, head_dim)
+    caches = [make_int8_cache(-(-(num_tokens + 35) // 16), *page) for _ in range(2)]
+    for module, store, (cache, scales) in zip((rotary, reference), (kv_cache, reference), caches, strict=True):
+        if rotary_dim is None:
+            key, value = qkv[:, num_heads:].chunk(2, dim=1)
+            store.store_kv(key, value, cache, slots, scales)
+        else:
+            module.rotary_store_kv(positions, qkv.clone(), cos_sin, cache, slots, *weights, 1e-5, scales)
+    (actual, actual_scales), (expected, expected_scales) = caches
+    assert actual_scales.isnan().equal(expected_scales.isnan())
+    numbers = ~expected_scales.isnan()
+    if not norm:
+        assert actual_scales[numbers].equal(expected_scales[numbers])
+        assert actual[numbers].equal(expected[numbers])
+    else:
+        torch.testing.assert_close(actual_scales[numbers].float(), expected_scales[numbers].float(), rtol=0.01, atol=0)
+        assert (actual[numbers].int() - expected[numbers].int()).abs().max() <= 1
     assert_other_layers_are_untouched(actual)
 
 
@@ -280,6 +318,11 @@ CASES: dict[str, Callable[[], None]] = {
     "store_kv": partial(store_kv_case, F16, 7, 3, 80),
     "store_kv fp32": partial(store_kv_case, F32, 3, 1, 96),
     "store_kv, many tokens": partial(store_kv_case, F16, MANY, 2, 64),
+    "store_kv int8": partial(int8_case, F16, 21, (1, 5), 64, None, False),
+    "store_kv int8, odd head_dim, many tokens": partial(int8_case, F16, MANY, (1, 3), 80, None, False),
+    "rotary int8": partial(int8_case, F16, 21, (14, 2), 64, 64, False),
+    "rotary int8, part of a head": partial(int8_case, F32, 9, (4, 2), 80, 48, False),
+    "rotary norm int8": partial(int8_case, F16, 9, (8, 4), 96, 96, True),
     "store_kv fp8": partial(store_kv_case, F16, 21, 5, 64, FP8),
     "store_kv fp8, ties": fp8_ties_case,
     "rotary": partial(rotary_case, F32, 5, (9, 3), 64),
