@@ -162,6 +162,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="memory",
         choices=("auto", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", SMALLEST),
     )
+    cpu_offload_gb: float = flag(
+        0.0,
+        "GiB of weights, of each device, that stay in host memory and are copied layer by layer ahead of their use, on "
+        "CUDA; each step then takes at least as long as their copy",
+        group="memory",
+        valid=Range(minimum=0),
+    )
     attention_split_size: int = flag(
         0,
         "tokens of context in one split of attention, on CUDA; a fixed size makes attention bitwise independent of the "

@@ -176,6 +176,8 @@ def _check_executor(config: ExecutorConfig) -> None:
     _raise_first(executor_config.refusals(config))
     if isinstance(config, RayConfig) and config.distributed_executor_backend == "ray":
         _raise_first([of_executor.of_cluster(config.ray_address)])
+    else:
+        _raise_first([of_executor.of_offload(config, on_cuda=runs_on_cuda(config.device))])
     if config.download_dir is not None and is_of_hub(config.model) and _facts(config) is None:
         check_directory("--download-dir", Path(config.download_dir).expanduser())
 

@@ -199,8 +199,9 @@ class Heads:
     def copy(self) -> Heads:
         if self.kv_cache.dtype == torch.int8:
             pages = make_int8_pages(len(self.kv_cache), *self.kv_cache.shape[2:])
-            for view, source in zip(pages, (self.kv_cache, self.kv_scales), strict=True):
-                view.copy_(source)
+            assert self.kv_scales is not None
+            pages[0].copy_(self.kv_cache)
+            pages[1].copy_(self.kv_scales)
             return replace(self, qkv=self.qkv.clone(), kv_cache=pages[0], kv_scales=pages[1])
         return replace(self, qkv=self.qkv.clone(), kv_cache=self.kv_cache.clone())
 

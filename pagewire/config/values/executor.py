@@ -5,6 +5,7 @@ import platform
 from collections.abc import Sequence
 
 from pagewire.config.executor import SMALLEST, ExecutorConfig
+from pagewire.config.speculation import Speculation
 
 # Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
@@ -79,6 +80,35 @@ def of_cache_dtype(cache_dtype: str, dtype: str) -> str | None:
     return (
         f"--kv-cache-dtype {cache_dtype}: keys and values are stored as the model computes ({dtype}) or in 8 bits; "
         f"use --kv-cache-dtype auto, int8 or fp8, or --dtype {cache_dtype}"
+    )
+
+
+def of_offload(config: ExecutorConfig, *, on_cuda: bool) -> str | None:
+    """Refuses --cpu-offload-gb where host and device share memory, and with copies of the model that draft."""
+    flag = f"--cpu-offload-gb {config.cpu_offload_gb:g}"
+    if config.cpu_offload_gb and not on_cuda:
+        return (
+            f"{flag}: weights on a CPU are in the memory of the host already, so there is nothing to move; leave the "
+            "flag out"
+        )
+    speculation = Speculation.of(config) if config.cpu_offload_gb else None
+    if speculation is not None and (speculation.method == "self" or speculation.with_copy):
+        return f"{flag}: no copy of a model drafts whose weights are in host memory; use --spec-method ngram"
+    return None
+
+
+def of_offloaded_transformers(architecture: str) -> str:
+    return (
+        f"--cpu-offload-gb: {architecture} runs in transformers' code, whose weights are not streamed from host memory; "
+        f"leave the flag out, {_TRANSFORMERS}"
+    )
+
+
+def of_replaced_offload() -> str:
+    """Refuses to replace weights that are in host memory."""
+    return (
+        "--cpu-offload-gb: weights in host memory are not replaced while requests run; restart the executor with the "
+        "other model"
     )
 
 

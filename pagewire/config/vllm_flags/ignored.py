@@ -66,10 +66,9 @@ _TABLE = (
         " --kv-cache-memory-bytes, or halve its size with --kv-cache-dtype int8",
     ),
     (
-        "cpu-offload-gb= cpu-offload-params= offload-backend= offload-group-size= offload-num-in-group="
-        " offload-prefetch-step= offload-params=",
-        "weights are not moved to the memory of the host; if the model does not fit, serve it quantized, or on several"
-        " devices with --tensor-parallel-size",
+        "cpu-offload-params= offload-backend= offload-group-size= offload-num-in-group= offload-prefetch-step="
+        " offload-params=",
+        "--cpu-offload-gb chooses whole layers, evenly spread, and copies each two layers ahead of its use",
     ),
     (
         "kv-offloading-size= kv-offloading-backend=",

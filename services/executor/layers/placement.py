@@ -26,6 +26,7 @@ class Placement:
     stage: Stage = WHOLE  # the layers of this rank
     results: torch.dtype | None = None  # of products; None: dtype
     inputs: torch.dtype | None = None  # of products; None: dtype
+    host_layers: frozenset[int] = frozenset()  # numbers of layers that are loaded to host memory
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -61,7 +62,11 @@ class Placement:
         return rounds_inputs()
 
     def within(self, module: str) -> Placement:
-        return replace(self, prefix=f"{self.prefix}{module}.")
+        inner = replace(self, prefix=f"{self.prefix}{module}.")
+        if not self.host_layers or not (number := module.rpartition(".")[2]).isdigit():
+            return inner
+        device = torch.device("cpu") if int(number) in self.host_layers else self.device
+        return replace(inner, device=device, host_layers=frozenset())
 
     def where(self, is_here: bool) -> Placement:
         """Returns the placement of a module; one that is not on this stage takes no memory and has no weights."""

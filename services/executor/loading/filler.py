@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pagewire.kernels.quantized import PackedWeight
 from pagewire.services.executor.device.progress import Progress
-from pagewire.services.executor.layers.weights import Shard
+from pagewire.services.executor.layers.weights import Shard, WeightModule
+from pagewire.services.executor.loading.offload import NOTHING, Offload, modules_of, to_host
 from pagewire.services.executor.loading.quantization.install import (
+    Installed,
     install_jobs,
     num_weights,
     random_shards,
@@ -37,6 +40,7 @@ class Filler:
     dequantize: bool
     num_threads: int
     progress: Progress
+    offload: Offload = NOTHING
 
     def read(self, path: Path, weights: WeightSource) -> None:
         """Fills a model. weights: of the checkpoint at `path`."""
@@ -44,7 +48,7 @@ class Filler:
         staging = staging_for(self.device, self.num_threads, targets)
         jobs = read_jobs(weights, targets, staging, self.model.stored_parts())
         read = stored_shards(path, weights, self.model.config.dtype, self.device)
-        jobs += install_jobs(self.model.quantized_modules(), read, partial(stored_bytes, weights), self._dense())
+        jobs += install_jobs(self._quantized(), read, partial(stored_bytes, weights), self._dense())
         run_jobs(jobs, self.num_threads, self.progress)
         if staging is not None:
             staging.finish()
@@ -52,13 +56,33 @@ class Filler:
     def fill_randomly(self, seed: int) -> None:
         fill_random(self.model.load_targets(), seed, self.model.stored_parts())
         read = random_shards(seed, self.model.config.dtype, self.device)
-        jobs = install_jobs(self.model.quantized_modules(), read, num_weights, self._dense())
+        jobs = install_jobs(self._quantized(), read, num_weights, self._dense())
         run_jobs(jobs, self.num_threads, self.progress)
         self.progress(1.0, "random weights")
+
+    def _quantized(self) -> list[Installed]:
+        on_host = modules_of(self.model, self.offload)
+        return [_OnHost(it) if id(it) in on_host else it for it in self.model.quantized_modules()]
 
     def _dense(self) -> Callable[[int, int], Tensor] | None:
         """Returns memory for dequantized weights, if they are dequantized."""
         return partial(torch.empty, dtype=self.model.config.dtype, device=self.device) if self.dequantize else None
+
+
+@dataclass(frozen=True)
+class _OnHost:
+    """A module with a weight that leaves the device as soon as it is packed."""
+
+    module: WeightModule
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self.module.shards
+
+    def install(self, parts: Sequence[PackedWeight]) -> None:
+        for part in parts:
+            to_host(part)
+        self.module.install(parts)
 
 
 def stored_bytes(weights: WeightSource, shard: Shard) -> int:

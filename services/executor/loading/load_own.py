@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,19 +17,22 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
+from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.loading import weights_report
 from pagewire.services.executor.loading.cache_dtype import set_cache_dtype
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
 from pagewire.services.executor.loading.checkpoint import Checkpoint
 from pagewire.services.executor.loading.filler import MAX_THREADS, Filler, stored_bytes
+from pagewire.services.executor.loading.offload import NOTHING, choose, stream_layers
 from pagewire.services.executor.loading.quantization.install import num_weights
 from pagewire.services.executor.loading.quantization.registry import check_requested
 from pagewire.services.executor.loading.stages import stage_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
-from pagewire.services.executor.models.protocol import OwnModel
+from pagewire.services.executor.models.protocol import OwnModel, StreamingModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
+from pagewire.services.executor.models.streaming import CudaCopies
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
@@ -50,11 +54,12 @@ def load_own(
     tensor: Communicator = ALONE,
     whole_experts: bool = False,
     stage: Stage = WHOLE,
+    offload_bytes: int = 0,
     progress: Progress,
 ) -> OwnModel:
     """Loads a model like `loader.load_model`. dummy_seed: None, or the seed of random weights without a checkpoint.
     kv_cache_dtype: raises ModelLoadError if a layer cannot have it. tensor, whole_experts: see `Placement`. stage: its
-    layers are chosen here."""
+    layers are chosen here. offload_bytes: of weights that are to stay in host memory."""
     config = checkpoint.config(dtype)
     length = served_len(checkpoint.path, config, max_model_len)
     weights = None if dummy_seed is not None else checkpoint.weights()
@@ -84,12 +89,19 @@ def load_own(
         stored = 0 if weights is None else _quantized_bytes(weights, shapes)
     for_torch = quantization is None and found is not None and _suits_torch(shapes, device)
     dequantize = quantization == "none" or for_torch
-    memory.check_weights_fit(shapes.weight_bytes + (dense_bytes(shapes) if dequantize else stored), device)
+    offload = NOTHING
+    if offload_bytes:
+        offload = choose(shapes, offload_bytes, partial(_module_bytes, None if dequantize else weights, dtype))
+        assert isinstance(whole, StreamingModel)
+        numbers = placement.stage.layers(len(whole.layers))
+        placement = replace(placement, host_layers=frozenset(numbers[index] for index in offload.layers))
+    needed = shapes.weight_bytes + (dense_bytes(shapes) if dequantize else stored) - offload.saved_bytes
+    memory.check_weights_fit(needed, device)
     model = make_own(checkpoint, config, length, placement)
     model.cache_order = tuple(dict.fromkeys(cache_order))
-    filler = Filler(model, device, dequantize, min(MAX_THREADS[device.type], usable_cores()), progress)
+    filler = Filler(model, device, dequantize, min(MAX_THREADS[device.type], usable_cores()), progress, offload)
     cache = None
-    if weights is not None and weights_cache is not None:
+    if weights is not None and weights_cache is not None and not offload_bytes:
         cache = _cache_at(weights_cache, checkpoint, dtype, placement, dequantize=dequantize)
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
@@ -101,6 +113,8 @@ def load_own(
         if cache is not None:
             cache.save(model)
     model.finish_loading()
+    if offload_bytes:
+        stream_layers(model, offload, device, CudaCopies(device))
     why = "as plain torch multiplies them far faster" if for_torch else "as --quantization none asks"
     weights_report.report(model, found, weights, dequantized=why if dequantize else "")
     return model
@@ -167,6 +181,14 @@ def served_len(path: Path, config: ModelConfig, max_model_len: int | None) -> in
 def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
     shards = (shard for module in model.quantized_modules() for shard in module.shards)
     return sum(stored_bytes(weights, shard) for shard in shards if shard.format is not None)
+
+
+def _module_bytes(weights: WeightSource | None, dtype: torch.dtype, module: WeightModule) -> int:
+    """Returns the bytes of a module's weight. weights: where quantized ones are stored; None: they become dense."""
+    if all(shard.format is None for shard in module.shards):
+        return sum(part.nbytes for part in module.parts)
+    size = partial(stored_bytes, weights) if weights is not None else lambda shard: num_weights(shard) * dtype.itemsize
+    return sum(map(size, module.shards))
 
 
 def dense_bytes(model: OwnModel) -> int:

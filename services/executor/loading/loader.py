@@ -41,6 +41,7 @@ def load_model(
     tensor: Communicator = ALONE,
     whole_experts: bool = False,
     stage: Stage = WHOLE,
+    offload_bytes: int = 0,
     progress: Progress | None = None,
 ) -> Model:
     """Loads weights into a model on `device`.
@@ -53,7 +54,8 @@ def load_model(
     quantization: None runs weights as they are stored, a method insists on it,
     "none" dequantizes them. weights_cache: None, "auto" or a directory, see `weights.cache`. hf_overrides: replace
     keys of `config.json`. tensor: the ranks that split the model's layers, each with whole experts if whole_experts.
-    stage: the part of the layers. These three are for our own models only. progress: called with the fraction done and
+    stage: the part of the layers. offload_bytes: of weights that stay in host memory, on CUDA (`offload`). These four
+    are for our own models only. progress: called with the fraction done and
     what was read.
 
     Raises ModelLoadError with the cause and the remedy.
@@ -71,6 +73,8 @@ def load_model(
     if model_impl == "transformers" or not own:
         name = checkpoint.architecture
         refused = values.of_dense(quantization, name) or values.of_division(name, tensor.size, stage.count)
+        if offload_bytes:
+            refused = refused or values.of_offloaded_transformers(name)
         if refused:  # GGUF files are dequantized, other quantized checkpoints refused
             raise ModelLoadError(refused)
         # Imported here: transformers takes seconds to import, and our own models do not need it.
@@ -93,6 +97,7 @@ def load_model(
             tensor=tensor,
             whole_experts=whole_experts,
             stage=stage,
+            offload_bytes=offload_bytes,
             progress=progress,
         )
     set_cache_dtype(loaded, kv_cache_dtype)

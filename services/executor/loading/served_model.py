@@ -62,6 +62,7 @@ def load_served(
         tensor=tensor,
         whole_experts=config.enable_expert_parallel,
         stage=stage,
+        offload_bytes=int(config.cpu_offload_gb * 2**30),
         progress=progress,
     )
     pooling = pooling_of(model, path, config.runner, config.convert, device, overrides)

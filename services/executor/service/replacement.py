@@ -22,6 +22,7 @@ import grpc
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.values.executor import of_replaced_offload
 from pagewire.errors import StartupError
 from pagewire.files.models import resolve_model
 from pagewire.process.process import release_unused_memory
@@ -102,6 +103,8 @@ def load_weights(config: ExecutorConfig, runner: Runner, wanted: Weights, group:
 
 
 def _read(config: ExecutorConfig, runner: Runner, wanted: Weights, group: Group) -> tuple[ServedModel, Pairs, str]:
+    if config.cpu_offload_gb:
+        raise StartupError(of_replaced_offload())
     path = Path(resolve_model(wanted.model, wanted.revision or None, config.download_dir, config.accept_license))
     load_format = config.load_format
     if load_format == DUMMY and wanted.model != config.model:

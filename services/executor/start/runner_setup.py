@@ -225,6 +225,7 @@ def _profile_key(setup: Setup, model_path: Path) -> dict[str, Any]:
         "kv_cache": [(asdict(spec), len(layers)) for spec, layers in kv_cache.groups(setup.model).items()],
         "attention_split_size": config.attention_split_size,
         "limits": asdict(setup.limits),
+        "cpu_offload_gb": config.cpu_offload_gb,
         "graph_sizes": setup.graph_sizes,
         "graph_prompts": setup.graph_prompts,
         "logprobs_mode": config.logprobs_mode,

@@ -79,6 +79,8 @@ def start_runner(
     """
     config = replace(config, cpu_share=config.cpu_share / group.num_local)
     device, phases = resolve_device(config.device), Phases()
+    if refused := values.of_offload(config, on_cuda=device.type == "cuda"):
+        raise StartupError(refused)
     if device.type == "cuda":
         _check_cuda(config, device)
         kernels = "triton"

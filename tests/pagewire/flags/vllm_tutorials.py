@@ -175,7 +175,7 @@ COMMANDS = [
     ("vllm serve m --swap-space 8 --max-model-len 4096", {"max_model_len": 4096}, ["--swap-space"]),
     ("vllm serve m --enable-chunked-prefill", {"enable_chunked_prefill": True}, []),
     ("vllm serve m --enable-chunked-prefill --max-num-batched-tokens 512", {"max_num_batched_tokens": 512}, []),
-    ("vllm serve m --cpu-offload-gb 4 --enforce-eager", {"enforce_eager": True}, ["--cpu-offload-gb"]),
+    ("vllm serve m --cpu-offload-gb 4 --enforce-eager", {"enforce_eager": True, "cpu_offload_gb": 4.0}, []),
     (
         "vllm serve m --speculative-model=[ngram] --num-speculative-tokens=4 --use-v2-block-manager"
         " --ngram-prompt-lookup-max=4",

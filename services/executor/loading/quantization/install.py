@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from pagewire.kernels.quantized import PackedWeight, QuantizedWeight, columns, p
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.parts import neighbours, select
 from pagewire.services.executor.layers.weight_format import Part, TensorSpec
-from pagewire.services.executor.layers.weights import Dense, Shard, WeightModule
+from pagewire.services.executor.layers.weights import Dense, Shard
 from pagewire.services.executor.loading.quantization.dequantize import dequantize_into
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.dummy import STD
@@ -28,6 +29,15 @@ from pagewire.services.executor.loading.weights.jobs import Job
 _MAX_WEIGHTS_IN_FLIGHT = 1 << 28
 
 Read = Callable[[Shard], QuantizedWeight | Tensor]
+
+
+class Installed(Protocol):
+    """What a weight is installed in."""
+
+    @property
+    def shards(self) -> tuple[Shard, ...]: ...
+
+    def install(self, parts: Sequence[PackedWeight]) -> None: ...
 
 
 def tensor_specs(shard: Shard) -> dict[str, TensorSpec]:
@@ -164,7 +174,7 @@ def random_shards(seed: int, dtype: torch.dtype, device: torch.device) -> Read:
 
 
 def install_jobs(
-    modules: Sequence[WeightModule],
+    modules: Sequence[Installed],
     read: Read,
     num_bytes: Callable[[Shard], int],
     dense: Callable[[int, int], Tensor] | None = None,
@@ -176,7 +186,7 @@ def install_jobs(
     """
     budget = _Budget(_MAX_WEIGHTS_IN_FLIGHT)
 
-    def load(module: WeightModule) -> None:
+    def load(module: Installed) -> None:
         with budget.spent(_size(module)):
             parts = _packed(map(read, module.shards)) if dense is None else [_dequantized(module, read, dense)]
             module.install(parts)
@@ -212,7 +222,7 @@ def num_weights(shard: Shard) -> int:
     return shard.num_weights
 
 
-def _size(module: WeightModule) -> int:
+def _size(module: Installed) -> int:
     return sum(map(num_weights, module.shards))
 
 
@@ -238,7 +248,7 @@ def _packed(weights: Iterator[QuantizedWeight | Tensor]) -> list[PackedWeight]:
     return parts
 
 
-def _dequantized(module: WeightModule, read: Read, empty: Callable[[int, int], Tensor]) -> Dense:
+def _dequantized(module: Installed, read: Read, empty: Callable[[int, int], Tensor]) -> Dense:
     """Writes all shards side by side to one dense weight."""
     sizes = [shard.num_outputs for shard in module.shards]
     whole = empty(sum(sizes), module.shards[0].num_inputs)
