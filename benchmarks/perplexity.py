@@ -1,6 +1,7 @@
 """Measures the perplexity of checkpoints on a text: `python -m benchmarks.perplexity MODEL --text FILE`.
 
-Every model is loaded as it is stored and, with --dequantized, again as dense weights of the same numbers. The text is
+Every model is loaded as it is stored and, with --dequantized, again as dense weights of the same numbers; with each of
+--kv-cache-dtypes, as the executor's --kv-cache-dtype has them ("KV" is the cache's bytes per token). The text is
 cut into windows that are scored separately. "prefill" computes a window in one step; "decode" computes --rows windows
 side by side, token by token, because kernels differ by the number of tokens of a step.
 """
@@ -8,6 +9,7 @@ side by side, token by token, because kernels differ by the number of tokens of 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,22 +37,27 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dequantized", action="store_true")
+    parser.add_argument("--kv-cache-dtypes", nargs="+", default=["auto"])
     args = parser.parse_args()
-    print(f"{'model':44} {'weights':>10} {'prefill':>10} {'decode':>10}", flush=True)
+    print(f"{'model':44} {'weights':>10} {'KV':>7} {'prefill':>10} {'decode':>10}", flush=True)
     for name in args.models:
         path = resolve_model(name)
         windows = text_windows(str(path), args.text, args.tokens, args.window).to(args.device)
-        for quantization in (None, "none") if args.dequantized else (None,):
+        forms = (None, "none") if args.dequantized else (None,)
+        for quantization, cache in itertools.product(forms, args.kv_cache_dtypes):
             model = load_model(
                 path,
                 dtype=args.dtype,
                 device=torch.device(args.device),
                 max_model_len=args.window,
                 quantization=quantization,
+                kv_cache_dtype=cache,
             )
-            label = f"{Path(path).name[:30]}{', dequantized' if quantization else ''}"
+            label = f"{Path(path).name[:24]}{', dequantized' if quantization else ''}"
+            label += f", {cache} cache" if cache != "auto" else ""
             weights = f"{model.weight_bytes / 2**20:.1f} MiB"
-            print(f"{label:44} {weights:>10}", end="", flush=True)
+            per_token = sum(layer.kv_spec().page_bytes(BLOCK_SIZE) for layer in model.caching_layers) / BLOCK_SIZE
+            print(f"{label:44} {weights:>10} {per_token:7.0f}", end="", flush=True)
             for rows, step in ((1, args.window), (args.rows, 1)):
                 print(f" {perplexity(model, windows, rows, step):10.4f}", end="", flush=True)
             print(flush=True)
