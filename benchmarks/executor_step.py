@@ -126,7 +126,10 @@ def bind_cache(model: Model, num_blocks: int) -> None:
     groups = len(kv_cache.groups(model))
     for cache in kv_cache.allocate(model, [num_blocks] * groups, BLOCK_SIZE, torch.device("cpu")):
         # Written, since memory that never was is one page of zeros, which the processor's caches hold.
-        cache.copy_(torch.randn(cache.shape[1:]))
+        if cache.dtype is torch.int8:
+            cache.fill_(60)  # scales of 0.01
+        else:
+            cache.copy_(torch.randn(cache.shape[1:]))
 
 
 def _read_tokens(spec: CacheSpec, seq_len: int) -> int:

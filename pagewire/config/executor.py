@@ -156,7 +156,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     kv_cache_dtype: str = flag(
         "auto",
-        "type of stored keys and values; auto: that of --dtype, int8: half the memory, with a scale per token and head, "
+        "type of stored keys and values; auto: that of --dtype, int8: half the memory, a scale per token and head, "
         "fp8: fp8_e4m3, half the memory, scaled by the checkpoint's k_scale and v_scale or by 1, smallest: fp8 if the "
         "layers of the model support it, else auto",
         group="memory",

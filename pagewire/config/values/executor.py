@@ -99,7 +99,7 @@ def of_offload(config: ExecutorConfig, *, on_cuda: bool) -> str | None:
 
 def of_offloaded_transformers(architecture: str) -> str:
     return (
-        f"--cpu-offload-gb: {architecture} runs in transformers' code, whose weights are not streamed from host memory; "
+        f"--cpu-offload-gb: {architecture} runs in transformers' code, whose weights stay on the device; "
         f"leave the flag out, {_TRANSFORMERS}"
     )
 

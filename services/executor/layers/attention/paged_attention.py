@@ -42,6 +42,7 @@ class PagedAttention:
     __slots__ = (
         "_spec",
         "cache_dtype",
+        "cache_scales",
         "group",
         "kv_cache",
         "kv_scales",
@@ -55,6 +56,7 @@ class PagedAttention:
 
     can_be_8_bits = True  # the cache
     kv_cache: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim], each block contiguous
+    cache_scales: Tensor | None  # of a cache of 8 bits (`ops.attention`); those of int8 are in the cache
     group: int  # index of the group of layers that share block tables, which locate a request's keys and values
 
     def __init__(
@@ -67,15 +69,16 @@ class PagedAttention:
         self.soft_cap = soft_cap
         self.sinks = None if sinks is None else sinks.scores
         self.cache_dtype = spec.dtype  # FP8, torch.int8, or that of the model
-        self.kv_scales: Tensor | None = None  # of a cache of 8 bits (`ops.attention`); those of int8 are in the cache
+        self.kv_scales: Tensor | None = None  # fp32 [2, num_kv_heads], of keys and of values; fp8 caches only
         # The KV heads of a checkpoint that it has, and the checkpoint's number of KV heads.
         self.stored_heads = (range(spec.num_kv_heads), spec.num_kv_heads)
         self._spec = spec
 
     def bind(self, kv_cache: Tensor, group: int, block_tokens: int) -> None:
+        self.cache_scales = self.kv_scales
         if kv_cache.dtype is torch.int8:
             heads, size = self._spec.num_kv_heads, self._spec.head_dim
-            kv_cache, self.kv_scales = ops.int8_pages(kv_cache, heads, block_tokens, size)
+            kv_cache, self.cache_scales = ops.int8_pages(kv_cache, heads, block_tokens, size)
         self.kv_cache = kv_cache
         self.group = group
 
@@ -88,7 +91,7 @@ class PagedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: StepContext) -> Tensor:
         """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim]."""
-        ops.store_kv(key, value, self.kv_cache, self.slots(context), self.kv_scales)
+        ops.store_kv(key, value, self.kv_cache, self.slots(context), self.cache_scales)
         return self.attend(query, context)
 
     def slots(self, context: StepContext) -> Tensor:
@@ -111,7 +114,7 @@ class PagedAttention:
             self.scale,
             self.window,
             self.soft_cap,
-            self.kv_scales,
+            self.cache_scales,
             self.sinks,
             context.split_size,
             plan,

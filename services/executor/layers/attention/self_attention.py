@@ -68,7 +68,7 @@ class HeadAttention:
             None if q_norm is None else q_norm.weight,
             None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps,
-            attention.kv_scales,
+            attention.cache_scales,
         )
         return attention.attend(query, context).view(num_tokens, -1)
 

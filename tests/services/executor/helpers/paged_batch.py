@@ -20,7 +20,8 @@ class PagedBatch:
         num_blocks = num_requests * max_blocks + 1
         self.kv_caches = allocate(model, [num_blocks] * len(groups(model)), BLOCK_SIZE, torch.device("cpu"))
         for cache in self.kv_caches:
-            cache.fill_(torch.nan)  # wherever nothing was stored: reading past a request's tokens shows
+            # Wherever nothing was stored, NaN (in int8, as scales): reading past a request's tokens shows.
+            cache.fill_(-1 if cache.dtype is torch.int8 else torch.nan)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
         self.block_table = order.view(num_requests, max_blocks).int()
         self.context_lens = [0] * num_requests
