@@ -97,7 +97,7 @@ class Speculation:
         if len(runners) != self._num_runners:
             self._num_runners, self._next_look, self._rest = len(runners), 0, 0
         is_resting = self._num_steps < self._next_look
-        if is_resting and self._num_steps < min(self._next_probe):
+        if is_resting and not self._may_probe(len(runners)):
             return NO_DRAFTS
         decoding = [request for request in runners if not request.is_prefilling and not request.ends_in_flight]
         most = min([self._max_drafts, *(drafts for size, drafts in self._bounds if len(decoding) >= size)])
@@ -113,6 +113,11 @@ class Speculation:
             self._plain_due = 0.0
             return NO_DRAFTS
         return self._probe(self._costs, decoding, most, plan)
+
+    def _may_probe(self, num_requests: int) -> bool:
+        """Returns whether it is time for a probe of a method that can draft."""
+        due = map(max, self._next_probe, self._absent_until)
+        return any(self._num_steps >= at and self._fits(method, num_requests) for method, at in enumerate(due))
 
     def _best(self, costs: DraftCosts, decoding: Sequence[Request], most: int) -> Plan:
         """Returns the drafts for the most tokens per second, among those with costs within the credit."""
@@ -257,7 +262,7 @@ class Speculation:
         step.work.num_decodes -= num_asked - num_drafted
         if self._costs is None:
             return
-        self._learn_acceptances(step, result, counts)
+        self._learn_acceptances(step, result)
         if num_requests <= 0:
             return
         drafts = _drafted(counts, longest)
@@ -277,18 +282,28 @@ class Speculation:
             self._credit += _EARNED
         self._credit = min(_MOST_CREDIT, self._credit + num_accepted / num_requests - lost)
 
-    def _learn_acceptances(self, step: ScheduledStep, result: StepResult, counts: Mapping[int, float]) -> None:
-        """counts: by method, how many drafts were found."""
-        for method, num_drafted in counts.items():
+    def _learn_acceptances(self, step: ScheduledStep, result: StepResult) -> None:
+        found = dict[int, int]()  # by method
+        for i in step.drafts_of:
+            request = step.sampled[i]
+            if not _may_lose_drafts(request):  # else that there are none says nothing about the method
+                method = step.draft_methods.get(request.request_id, 0)
+                found[method] = found.get(method, 0) + result.drafted(i)
+        for method, num_drafted in found.items():
             is_absent = self._methods[method].comes_later and not num_drafted
             self._absent_until[method] = self._num_steps + _ABSENT_STEPS if is_absent else 0
         for i, asked in step.drafts_of.items():
             request = step.sampled[i]
             method = step.draft_methods.get(request.request_id, 0)
-            if not self._absent_until[method]:
+            if self._num_steps >= self._absent_until[method]:
                 drafted = result.drafted(i)
                 accepted = min(drafted, max(0, result.num_tokens[i] - 1))
                 self._acceptance(request, method).learn(asked, drafted, accepted)
+
+
+def _may_lose_drafts(request: Request) -> bool:
+    """Returns whether a grammar or a budget of thinking refuses drafts before they are checked."""
+    return request.has_grammar or request.sampling_params.thinking.HasField("budget")
 
 
 def _drafted(counts: Mapping[int, float], longest: Mapping[int, int]) -> list[Drafted]:

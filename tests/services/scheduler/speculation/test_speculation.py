@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -19,7 +19,7 @@ from pagewire.services.scheduler.values.executor_info import DraftMethod, Execut
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.services.scheduler.values.tenant import Tenant
-from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.common_pb2 import Grammar, SamplingParams, Thinking, TokenSequence
 from tests.fakes import FakeExecutor
 from tests.services.scheduler.pure_line import PureLine
 from tests.sweep import examples
@@ -188,6 +188,48 @@ def test_of_two_methods_the_better_one_drafts(curve: Curve, text: str, num_strea
     assert decided >= (0.75 if is_later else 0.9) * max(alone)
     if num_streams == 1 and text == "chat" and not is_later:
         assert decided >= 1.15 * plain
+
+
+def asked_of_the_copy(restricted: SamplingParams) -> list[int]:
+    """Returns the steps of 40 in which a copy drafts, of which a grammar or a budget refuses every draft."""
+    methods = (DraftMethod("copy", ((1, 0.0001), (8, 0.0002)), comes_later=True),)
+    speculation = Speculation(replace(executor_info(small_server), draft_methods=methods))
+    request, steps = Request(1, [1], restricted), list[int]()
+    request.max_num_tokens = 1 << 20
+    for number in range(40):
+        plan = speculation.plan([request])
+        step = ScheduledStep(1, sampled=[request], draft_methods=plan.methods)
+        step.drafts_of = {0: drafts} if (drafts := plan.of(request)) else {}
+        step.work.num_decodes = 1 + sum(step.drafts_of.values())
+        speculation.learn(step, StepResult(1, [], [1], [], num_drafted=[0]), small_server(1))
+        steps += [number] * bool(step.drafts_of)
+    return steps
+
+
+def test_drafts_that_a_grammar_refuses_say_nothing_about_the_method() -> None:
+    assert len(asked_of_the_copy(SamplingParams())) == 1, "the copy is not prepared"
+    grammar = SamplingParams(grammar=Grammar(regex="a+"))
+    budget = SamplingParams(thinking=Thinking(end=TokenSequence(token_ids=[5]), budget=3))
+    assert min(len(asked_of_the_copy(one)) for one in (grammar, budget)) > 5
+
+
+class Looked(list[Request]):
+    """Requests that count how often they are looked at."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_a_method_that_cannot_draft_disturbs_no_rest() -> None:
+    methods = (DraftMethod("ngram", ((1, 0.0),)), DraftMethod("copy", comes_later=True))
+    speculation = Speculation(replace(executor_info(compute_bound), draft_methods=methods))
+    requests = Looked(decoding(i) for i in range(16))  # too many for the copy
+    for _ in range(200):
+        speculation.plan(requests)
+    assert requests.times < 100
 
 
 def test_a_method_that_is_refused_costs_little_beside_another() -> None:
