@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from starlette.responses import PlainTextResponse, Response
 
 from pagewire.gateway.core.body import Body
-from pagewire.gateway.core.errors import from_rpc
+from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.operation.admin.route import AdminRoute
@@ -57,6 +57,7 @@ async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Quer
 
     Through gRPC: `pagewire.v1.AdminService/ResetPrefixCache`.
     """
+    await _refuse_body(request, "reset_external=true")
     forgotten = await _reset(TOKENIZER.of(request))
     return ResetCache(success=True, blocks=forgotten.num_blocks, executors=forgotten.num_executors)
 
@@ -65,10 +66,18 @@ async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Quer
 @router.post("/flush_cache", response_class=PlainTextResponse)
 async def flush_cache(request: Request, query: Annotated[FlushQuery, Query()]) -> Response:
     """Forgets all cached prefixes in SGLang's API, also while requests run."""
+    await _refuse_body(request, "timeout=5")
     forgotten = await _reset(TOKENIZER.of(request))
     return PlainTextResponse(
-        f"Cache flushed.\n{forgotten.num_executors} executors forgot {forgotten.num_blocks} blocks.\n"
+        f"Cache flushed.\nBlocks forgotten: {forgotten.num_blocks}, executors: {forgotten.num_executors}.\n"
     )
+
+
+async def _refuse_body(request: Request, example: str) -> None:
+    """Raises ApiError for a body that says anything. example: of a query."""
+    if (await request.body()).strip() not in (b"", b"{}", b"null"):
+        what = f"{request.url.path} takes no body; leave it out, and give parameters in the query, as in ?{example}"
+        raise ApiError(400, what)
 
 
 async def _reset(tokenizer: TokenizerClient) -> ResetPrefixCacheResponse:

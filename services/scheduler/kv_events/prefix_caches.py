@@ -57,7 +57,7 @@ class PrefixCaches:
             if (recorder := self._recorders.get(replica.replica_id)) is not None:
                 recorder.clear()
         num_blocks = sum(reset(replica.kv, replica.running) for replica in replicas)
-        logger.info("the prefix cache was reset: %d executors forgot %d blocks", len(replicas), num_blocks)
+        logger.info("the prefix cache was reset; blocks forgotten: %d, executors: %d", num_blocks, len(replicas))
         return ResetPrefixCacheResponse(num_blocks=num_blocks, num_executors=len(replicas))
 
     # -- recording ---------------------------------------------------------------------------------------------------

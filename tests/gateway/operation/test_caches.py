@@ -26,7 +26,7 @@ async def test_vllms_clients_reset_the_cache(
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_sglangs_clients_do_the_same(client: httpx.AsyncClient, fake: FakeTokenizer, method: str) -> None:
     answer = await client.request(method, FLUSH, params={"timeout": "3.5"})
-    assert (answer.status_code, answer.text) == (200, "Cache flushed.\n2 executors forgot 7 blocks.\n")
+    assert (answer.status_code, answer.text) == (200, "Cache flushed.\nBlocks forgotten: 7, executors: 2.\n")
     assert fake.num_resets == 1
 
 
@@ -45,6 +45,16 @@ async def test_a_wrong_query_is_refused_by_name(
     refused = await client.post(url)
     assert refused.status_code == 400 and named in refused.json()["error"]["message"]
     assert not fake.num_resets
+
+
+@pytest.mark.parametrize("content", [b'{"timeout": 3}', b"[]", b"timeout=3", b"\xff", b"{" * 100_000])
+async def test_a_body_is_refused(client: httpx.AsyncClient, fake: FakeTokenizer, content: bytes) -> None:
+    for route in (RESET, FLUSH):
+        refused = await client.post(route, content=content, headers={"content-type": "application/json"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith(f"{route} takes no body; leave it out")
+        assert (await client.get(FLUSH)).status_code == 200 == (await client.post(route, content=b" {} ")).status_code
+    assert fake.num_resets == 4
 
 
 async def test_a_page_of_another_site_cannot_flush_it_with_an_image(
