@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 * 1024 * 1024
 PROBES = frozenset({"/health", "/livez", "/ping", "/ready", "/readyz"})
 _QUIET = PROBES | {"/metrics"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # the router would overlook a line break at the end of a path
 _SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _LENGTH_DIGITS = 20  # of a length; longer numbers take the square of their length
@@ -149,6 +150,8 @@ class RequestMiddleware:
             return ApiError(503, "this gateway has too many connections; try again")
         if self._shutdown.over and path not in _QUIET:
             return ApiError(503, "this gateway is shutting down; try again")
+        if _CONTROL.search(path):
+            return ApiError(400, f"the path {_shown(path)} has a line break or another control character; leave it out")
         if _content_length(headers) > (limit := self._body_limit(path)):
             return ApiError(413, _too_large(limit))
         return self._set_tenant(scope)

@@ -10,6 +10,7 @@ from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.style import STYLE, AnswerStyle
 from pagewire.gateway.generation.timing import RequestMetrics, Timing
+from pagewire.gateway.schema.sglang import SglangParameters
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     context = request_context(request.scope)
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
+    if isinstance(body, SglangParameters) and body.names_both:
+        body.check_model(await TOKENIZER.of(request).list_models())
     model = body.model or await TOKENIZER.of(request).default_model()
     style = STYLE.of(request)
     return Head(

@@ -1,13 +1,16 @@
 """Parameters with another name in SGLang: accepted under both names."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.schema.field import RequestId, field
 from pagewire.gateway.schema.structured import Schema
+from pagewire.v1.inference_pb2 import Model
+from pagewire.wire.model_names import not_served
 
 # SGLang's name -> ours.
 OF_SGLANG = {
@@ -29,7 +32,8 @@ class SglangParameters(BoundedModel):
     )
     regex: str | None = field("executor", "A regular expression (Rust's syntax) for the whole output.")
     ebnf: str | None = field("executor", "A grammar in GBNF or Lark.")
-    lora_path: str | None = field("tokenizer", "The name of an adapter, as `model`; it counts if both are given.")
+    lora_path: str | None = field("tokenizer", "The name of an adapter; `model` may name its model beside it.")
+    _named_model: str | None = PrivateAttr(None)  # beside lora_path
 
     @model_validator(mode="after")
     def _by_our_names(self) -> Any:
@@ -40,5 +44,24 @@ class SglangParameters(BoundedModel):
                 raise ApiError(400, f"{name} and {ours} are the same parameter: give one of them", param=name)
             setattr(self, ours, value)
         if self.lora_path:
+            self._named_model = getattr(self, "model", None)
             setattr(self, "model", self.lora_path)  # noqa: B010 - a field of the bodies
         return self
+
+    def check_model(self, models: Iterable[Model]) -> None:
+        """Raises ApiError for a model beside `lora_path` that is not served, or is another adapter. models: those that
+        are served."""
+        parents, named, adapter = {one.id: one.parent for one in models}, self._named_model or "", self.lora_path
+        base, _, rest = named.partition(":")
+        if named not in parents and rest and parents.get(base) == "":  # model:adapter
+            named = rest
+        if named and named != adapter and parents.get(named) is None:
+            raise ApiError(404, not_served(named, parents), param="model", code="model_not_found")
+        if named and named != adapter and parents[named]:
+            what = f"model and lora_path name different adapters, {named!r:.100} and {adapter!r:.100}: give one of them"
+            raise ApiError(400, what, param="lora_path")
+
+    @property
+    def names_both(self) -> bool:
+        """True if a model is named beside `lora_path`."""
+        return bool(self._named_model)

@@ -12,6 +12,7 @@ from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import Body, ErrorResponse
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.reading.names import Refused
+from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
 from pagewire.gateway.operation.admin.route import AdminRoute
 from pagewire.gateway.schema.field import field, required
@@ -24,6 +25,7 @@ from pagewire.wire.rpc import RpcError
 router = APIRouter(route_class=AdminRoute, tags=["operation"])
 
 _PATH = "A directory or file that the executors can read."
+_NAMES = {"name": "lora_name", "path": "lora_path"}  # of vLLM's bodies
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {
     404: {"description": "There is no such adapter.", "content": openapi.content_of((ErrorResponse,))}
 }
@@ -99,6 +101,7 @@ async def unload_adapter(request: Request, name: str) -> Response:
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_lora_adapter(request: Request, body: LoadLoraBody) -> Response:
     """Loads an adapter in vLLM's API."""
+    request_context(request.scope).names = _NAMES
     wanted = AdminServiceLoadAdapterRequest(name=body.lora_name, path=body.lora_path, replaces=bool(body.load_inplace))
     await _load(TOKENIZER.of(request), wanted, conflict=400)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -107,6 +110,7 @@ async def load_lora_adapter(request: Request, body: LoadLoraBody) -> Response:
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_lora_adapter(request: Request, body: UnloadLoraBody) -> Response:
     """Takes the name of an adapter from later requests in vLLM's API."""
+    request_context(request.scope).names = _NAMES
     await _unload(TOKENIZER.of(request), body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -92,6 +92,27 @@ async def test_a_wrong_body_is_refused(
     assert not fake.adapter_calls
 
 
+@pytest.mark.parametrize("name", ["name", "path"])
+async def test_vllms_clients_read_their_own_names(client: httpx.AsyncClient, fake: FakeTokenizer, name: str) -> None:
+    fake.adapter_problem = RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: no", [(name, f"{name}: no")])
+    error = (await client.post(LOAD, json={"lora_name": "x", "lora_path": "/x"})).json()["error"]
+    assert (error["message"], error["param"]) == (f"lora_{name}: no", f"lora_{name}")
+    error = (await client.put(ROUTE, json={"path": "/x"})).json()["error"]
+    assert (error["message"], error["param"]) == (f"{name}: no", name)
+
+
+@pytest.mark.parametrize("end", ["%0A", "%0a%0a", "%00", "%0D%0A", "%1f", "%C2%85"])
+async def test_a_route_with_control_characters_is_refused(
+    client: httpx.AsyncClient, fake: FakeTokenizer, end: str
+) -> None:
+    fake.adapters["x"] = X_ADAPTER
+    for method, route in (("DELETE", "/v1/admin/adapters/x"), ("GET", "/v1/models/x"), ("GET", "/v1/models")):
+        refused = await client.request(method, route + end)
+        assert refused.status_code == 400
+        assert "control character; leave it out" in refused.json()["error"]["message"]
+    assert "x" in fake.adapters and not fake.adapter_calls
+
+
 async def test_adapters_are_listed_with_their_parent(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
     await client.post(LOAD, json={"lora_name": "x", "lora_path": "/x"})
     models = (await client.get("/v1/models")).json()["data"]
@@ -133,6 +154,31 @@ async def test_answers_name_the_adapter_and_its_contents(
     assert streamed.headers["x-weights-version"] == "w1+0123456789ab"
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
     assert {(event["model"], event["system_fingerprint"]) for event in events} == {("x", "w1+0123456789ab")}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("model", "status", "message"),
+    [
+        ("x", 200, ""),
+        ("fake:x", 200, ""),
+        ("alias", 200, ""),
+        ("", 200, ""),
+        (None, 200, ""),
+        ("y", 400, "model and lora_path name different adapters, 'y' and 'x': give one of them"),
+        ("fake:y", 400, "model and lora_path name different adapters, 'y' and 'x': give one of them"),
+        ("nothing", 404, "the model 'nothing' does not exist; served here: fake, alias, x, y"),
+        ("fake:nothing", 404, "the model 'nothing' does not exist; served here: fake, alias, x, y"),
+    ],
+)
+async def test_a_request_names_one_adapter(
+    client: httpx.AsyncClient, fake: FakeTokenizer, path: str, model: str | None, status: int, message: str
+) -> None:
+    fake.adapters |= {"x": X_ADAPTER, "y": X_ADAPTER}
+    prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": CHAT["messages"]}
+    answer = await client.post(path, json=prompt | {"max_tokens": 3, "model": model, "lora_path": "x"})
+    assert (answer.status_code, answer.json().get("error", {}).get("message", "")) == (status, message)
+    assert status != 200 or (answer.json()["model"], fake.received[0].model) == ("x", "x")
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ async def test_a_path_cannot_forge_log_lines(client: httpx.AsyncClient, caplog: 
     with caplog.at_level(logging.INFO, "pagewire.gateway"):
         await client.get("/a%0a10:00:00%20I%20gateway%20forged%1b[2J")
         await eventually(lambda: len(access_lines(caplog)) == 1)
-    assert access_lines(caplog)[0].getMessage().startswith("GET /a%0A10%3A00%3A00%20I%20gateway%20forged%1B%5B2J 404 ")
+    assert access_lines(caplog)[0].getMessage().startswith("GET /a%0A10%3A00%3A00%20I%20gateway%20forged%1B%5B2J 400 ")
 
 
 async def test_trace_context_passes_through(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
