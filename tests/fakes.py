@@ -445,6 +445,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.adapter_loads: list[common_pb2.Adapter] = []  # that it was asked for
         self.read_adapters = set[tuple[str, str]]()  # paths and digests
         self.hidden_adapters = set[tuple[str, str]]()  # paths and digests
+        self.files_changed_at = 0  # Unix time, ns, of those of all adapters
         self.may_load_adapter = asyncio.Event()
         self.may_load_adapter.set()
         self.weights = executor_pb2.Weights(version=weights_version, digest=weights_version, model=model)
@@ -532,7 +533,13 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 is_read = digest in self.adapters
                 problem = "it is for another model" if digest == "bad" and (path, digest) in self.read_adapters else ""
                 name = path.removeprefix("/ad/")
-                yield executor_pb2.FoundAdapter(name=name, path=path, digest=digest if is_read else "", problem=problem)
+                yield executor_pb2.FoundAdapter(
+                    name=name,
+                    path=path,
+                    digest=digest if is_read else "",
+                    problem=problem,
+                    changed_at=self.files_changed_at,
+                )
 
     async def LoadAdapter(
         self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext

@@ -11,6 +11,11 @@ def names_of(models: Sequence[str], adapters: Sequence[str]) -> list[str]:
     return [*models, *adapters, *(f"{model}:{adapter}" for model in models for adapter in adapters)]
 
 
+def unservable(adapter: str, why: str) -> str:
+    """Returns the message about an adapter that is there and cannot be served."""
+    return f"the adapter {adapter!r:.100} cannot be served: {why}"
+
+
 def not_served(model: str, served: Collection[str]) -> str:
     """Returns the message about a name that stands for nothing."""
     more = f" and {len(served) - _MAX_SHOWN} more" if len(served) > _MAX_SHOWN else ""

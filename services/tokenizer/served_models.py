@@ -10,7 +10,7 @@ from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.common_pb2 import Adapter
-from pagewire.wire.model_names import not_served
+from pagewire.wire.model_names import not_served, unservable
 from pagewire.wire.rpc import RpcError
 from pagewire.wire.streams import Peer
 
@@ -31,7 +31,8 @@ class ServedModels:
     @property
     def adapters(self) -> Sequence[Adapter]:
         """The adapters that requests may name: not those with a name of the model."""
-        return [adapter for name, adapter in self._link.adapters.items() if name not in self.names]
+        known = self._link.adapters
+        return [adapter for name, adapter in known.items() if name not in self.names and not adapter.problem]
 
     def label(self, name: str) -> str:
         """Returns the name for metrics: that of the model unless it is a known adapter's."""
@@ -52,10 +53,13 @@ class ServedModels:
             return Adapter(name=bare, digest=digest)
         await self._link.wait_for_model()
         known, why = self._link.adapters.get(bare), ""
+        if known is not None and known.problem:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, unservable(bare, known.problem))
         if known is not None and not known.digest:  # it was found, and not loaded yet
             known, why = await self._look_up(bare)
         if known is None:
-            raise RpcError(grpc.StatusCode.NOT_FOUND, why or not_served(name, [*self.names, *self._link.adapters]))
+            read = [adapter.name for adapter in self.adapters if adapter.digest]
+            raise RpcError(grpc.StatusCode.NOT_FOUND, why or not_served(name, [*self.names, *read]))
         return known
 
     async def _look_up(self, name: str) -> tuple[Adapter | None, str]:

@@ -249,17 +249,19 @@ class ModelInfo(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_logprobs: _Optional[int] = ..., kind: _Optional[_Union[ModelKind, str]] = ..., labels: _Optional[_Iterable[str]] = ..., vector_size: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "path", "digest", "rank", "base_model", "number")
+    __slots__ = ("name", "path", "digest", "rank", "base_model", "number", "problem")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     digest: str
     rank: int
     base_model: str
     number: int
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., base_model: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., rank: _Optional[int] = ..., base_model: _Optional[str] = ..., number: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...

@@ -154,16 +154,18 @@ class DescribeResponse(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_methods: _Optional[_Iterable[_Union[DraftMethod, _Mapping]]] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ..., adapter_directory: _Optional[str] = ..., found_adapters: _Optional[_Iterable[_Union[FoundAdapter, _Mapping]]] = ...) -> None: ...
 
 class FoundAdapter(_message.Message):
-    __slots__ = ("name", "path", "digest", "problem")
+    __slots__ = ("name", "path", "digest", "problem", "changed_at")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     digest: str
     problem: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+    changed_at: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., problem: _Optional[str] = ..., changed_at: _Optional[int] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("num_tokens", "seconds")

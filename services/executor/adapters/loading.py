@@ -52,7 +52,10 @@ def load_adapter(slots: AdapterSlots, wanted: Adapter, group: Group = ALONE_GROU
 def _read(slots: AdapterSlots, wanted: Adapter) -> HostAdapter:
     path = Path(wanted.path)
     if not path.exists():
-        raise FileNotFoundError(f"nothing is at {path} on the executor's machine; copy the adapter to it")
+        where = f"nothing is at {wanted.path:.200} on the executor's machine"
+        if path.is_absolute():
+            raise FileNotFoundError(f"{where}; copy the adapter to it")
+        raise FileNotFoundError(f"{where}, and nothing is downloaded; name the folder of an adapter by its full path")
     files = read_adapter(path, slots.heads)
     if wanted.digest not in ("", files.digest):
         raise RpcError(

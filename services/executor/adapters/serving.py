@@ -99,8 +99,9 @@ class ServedAdapters:
         try:
             adapter = self._read(slots, located)
         except (AdapterError, StartupError) as error:
-            directory.on_read(name, stamp, problem=str(error))
-            logger.warning("the adapter %s in --lora-dir cannot be served until its files change: %s", name, error)
+            cause = error.__cause__  # of other ranks, nothing is known but that they failed
+            may_pass = isinstance(cause, OSError) and not isinstance(cause, PermissionError)
+            directory.on_read(name, stamp, problem=str(error), may_pass=may_pass or isinstance(error, StartupError))
             raise
         directory.on_read(name, stamp, adapter.digest)
         return adapter
@@ -124,7 +125,8 @@ class ServedAdapters:
                 message = f"there is no host memory for the adapter {located.name}; lower --max-cpu-loras"
                 raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message) from error
             except (AdapterError, StartupError, OSError) as error:
-                message = f"the adapter {located.name} cannot be served: {error}"
+                why = f"{located.path} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
+                message = f"the adapter {located.name} cannot be served: {why}"
                 raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message) from error
             seconds = time.perf_counter() - started
             metrics.ADAPTER_LOAD_SECONDS.observe(seconds)

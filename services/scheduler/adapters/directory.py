@@ -12,14 +12,16 @@ class Directory:
 
     def __init__(self) -> None:
         self._looks: dict[int, _Look] = {}  # by replica
-        self._hidden: set[str] = set()  # names that were taken away and not found since
+        # Names that were taken away and not found since -> Unix time of that, ns.
+        self._hidden: dict[str, int] = {}
 
     def note(self, replica_id: int, directory: str, found: Sequence[FoundAdapter], replicas: Collection[int]) -> bool:
         """Takes in what an executor sees. replicas: all that there are. Returns whether `listed` has changed."""
         before = self.listed
         self._looks = {one: look for one, look in self._looks.items() if one in replicas}
         self._looks[replica_id] = directory, {one.name: one for one in found}
-        self._hidden -= {one.name for one in found}
+        for one in found:
+            self._hidden.pop(one.name, None)
         return self.listed != before
 
     @property
@@ -28,9 +30,11 @@ class Directory:
 
     @property
     def listed(self) -> Sequence[Adapter]:
-        """The adapters that may be loaded, without contents, in the order of their names."""
-        found = {name: one for _, by_name in self._looks.values() for name, one in by_name.items() if not one.problem}
-        return [Adapter(name, found[name].path) for name in sorted(found)]
+        """The adapters that may be loaded, without contents, and those that cannot be served, in the order of their
+        names."""
+        names = {name for _, by_name in self._looks.values() for name in by_name}
+        first = [self.of(name)[0] for name in sorted(names)]
+        return [Adapter(one.name, one.path, problem=one.problem) for one in first]
 
     def of(self, name: str) -> list[FoundAdapter]:
         """Returns what executors see under a name; an executor with a problem comes last."""
@@ -52,16 +56,18 @@ class Directory:
 
     # -- names that were taken away ----------------------------------------------------------------------------------
 
-    def hide(self, name: str) -> None:
-        """Takes in that a name is taken away, from executors too: it is found again once its files have changed."""
-        self._hidden.add(name)
+    def hide(self, name: str, now: int) -> None:
+        """Takes in that a name is taken away, from executors too: it is found again once its files have changed. now:
+        Unix time, ns."""
+        self._hidden[name] = now
         for _, by_name in self._looks.values():
             by_name.pop(name, None)
 
     def show(self, name: str) -> None:
-        self._hidden.discard(name)
+        self._hidden.pop(name, None)
 
     def take_hidden(self, found: Sequence[FoundAdapter]) -> tuple[list[str], list[FoundAdapter]]:
-        """Returns the names of these that were taken away, as an executor that starts does not know, and the rest."""
-        hidden = [one.name for one in found if one.name in self._hidden]
-        return hidden, [one for one in found if one.name not in self._hidden]
+        """Returns the names of these that were taken away since their files changed, as an executor that starts does
+        not know, and the rest."""
+        hidden = [one.name for one in found if one.changed_at <= self._hidden.get(one.name, -1)]
+        return hidden, [one for one in found if one.name not in hidden]

@@ -1,11 +1,15 @@
 """The statuses of requests and changes that cannot be served."""
 
+import re
+
 import grpc
 
 from pagewire.config.values.adapter_names import RULE, is_adapter_name
+from pagewire.wire.model_names import unservable
 from pagewire.wire.rpc import RpcError
 
 _MAX_PATH_BYTES = 4095
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str) -> None:
@@ -16,14 +20,18 @@ def check_name(name: str) -> None:
 
 def check_path(path: str) -> None:
     """Raises RpcError (INVALID_ARGUMENT) for a path that no file can have."""
-    if "\0" in path or len(path.encode()) > _MAX_PATH_BYTES:
+    if "://" in path:
+        what = f"path: expected one on the executors' machines, found the URL {path!r:.100}; download the adapter there"
+    elif _CONTROL.search(path) or len(path.encode()) > _MAX_PATH_BYTES:
         what = f"path: expected that of a file, found {path!r:.100}, which is none; name the folder of the adapter"
-        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("path", what)])
+    else:
+        return
+    raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("path", what)])
 
 
 def not_found(name: str, why: str = "") -> RpcError:
     """Returns the status of a name that stands for nothing. why: the executor's reason, which may name the adapter."""
-    what = f"the adapter {name!r:.100} " + (f"cannot be served: {why}" if why else "does not exist")
+    what = unservable(name, why) if why else f"the adapter {name!r:.100} does not exist"
     return RpcError(grpc.StatusCode.NOT_FOUND, why if why.startswith("the adapter ") else what)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -52,7 +53,8 @@ class Names:
 
     @property
     def listed(self) -> Sequence[Adapter]:
-        """The adapters that requests may name; those that were only found have no digest yet."""
+        """The adapters that requests may name, of which those that were only found have no digest yet, and those that
+        cannot be served."""
         named = self.registry.listed
         if not (found := self._directory.listed):
             return named
@@ -124,7 +126,7 @@ class Names:
         async with self.changing:
             if self.registry.named(name) is None and not self._directory.of(name):
                 raise not_found(name)
-            self._directory.hide(name)
+            self._directory.hide(name, time.time_ns())
             await self._take_away(name)
             logger.info("adapter %s is unloaded", name)
 
@@ -189,6 +191,9 @@ class Names:
                 has_changed = [self._directory.note(*look, self._drivers) for look in looks]
                 if any(has_changed):
                     self._on_change()
+                for one in self._directory.listed:
+                    if one.problem:  # which the directory tells until the files change
+                        self._failed.discard(one.name)
                 known = [one for one in self.registry.listed if one in before]
                 for adapter in [one for one in known if self._directory.has_lost(one)]:
                     logger.info("adapter %s is no longer at %s", adapter.name, adapter.path)

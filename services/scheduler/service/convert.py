@@ -205,7 +205,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         adapters=tuple(map(to_adapter, message.adapters)),
         adapter_directory=message.adapter_directory,
         found_adapters=tuple(
-            FoundAdapter(one.name, one.path, one.digest, one.problem) for one in message.found_adapters
+            FoundAdapter(one.name, one.path, one.digest, one.problem, one.changed_at) for one in message.found_adapters
         ),
     )
 
@@ -222,6 +222,7 @@ def from_adapter(adapter: Adapter) -> common_pb2.Adapter:
         rank=adapter.rank,
         base_model=adapter.base_model,
         number=adapter.number,
+        problem=adapter.problem,
     )
 
 

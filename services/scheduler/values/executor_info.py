@@ -42,6 +42,7 @@ class Adapter:
     rank: int = 0
     base_model: str = ""
     number: int = 0
+    problem: str = ""
 
     @property
     def label(self) -> str:
@@ -57,6 +58,7 @@ class FoundAdapter:
     path: str
     digest: str = ""
     problem: str = ""
+    changed_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
     num_streams: int = 0
     adapters: dict[str, str] = field(default_factory=dict)  # name -> digest, of those in the greeting
     adapter_files: dict[str, str] = field(default_factory=dict)  # name or path -> digest, of those that can be loaded
+    adapter_problems: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be served
     adapters_asked_for: list[str] = field(default_factory=list)  # names
     # Said instead of tokens, by the index of the request's arrival.
     errors: dict[int, common_pb2.RequestError] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class FakeScheduler(SchedulerLinkServiceServicer):
             adapters=[
                 *(adapter_of(name, digest) for name, digest in self.adapters.items()),
                 *(adapter_of(name, "") for name in self.adapter_files.keys() - self.adapters.keys() if "/" not in name),
+                *(common_pb2.Adapter(name=name, problem=why) for name, why in self.adapter_problems.items()),
             ],
         )
         yield SchedulerLinkServiceConnectResponse(hello=info)

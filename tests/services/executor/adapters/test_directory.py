@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,51 @@ def test_a_directory_that_cannot_be_read_keeps_its_adapters(tmp_path: Path, capl
     assert found(directory) == {}
 
 
+def test_a_file_that_cannot_be_looked_at_keeps_its_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("x", "y", "new"):
+        write(tmp_path / name)
+    directory = Directory(str(tmp_path))
+    directory.on_read("y", directory.stamp("y"), "digest")
+    directory.look()
+    write(tmp_path / "late")
+    status, failing = module._status, {"x", "y", "late"}
+
+    def failing_status(path: Path) -> os.stat_result | None:
+        if failing & {*path.parts}:
+            raise PermissionError(13, "Permission denied")
+        return status(path)
+
+    monkeypatch.setattr(module, "_status", failing_status)
+    why = "it cannot be looked at (Permission denied); see to its permissions and the disk"
+    for _ in range(2):
+        assert found(directory) == {"late": ("", why), "new": ("", ""), "x": ("", ""), "y": ("digest", "")}
+    assert caplog.messages == [
+        f"--lora-dir {tmp_path}: {name!r}, which is as it was last seen: {why}" for name in ("late", "x", "y")
+    ]
+    directory.hide("y")
+    assert list(found(directory)) == ["late", "new", "x"]
+    failing.clear()
+    assert found(directory) == {"late": ("", ""), "new": ("", ""), "x": ("", "")}
+    failing.add("x")
+    found(directory)
+    assert len(caplog.messages) == 4, "it is logged again once it had passed"
+
+
+def test_each_name_that_requests_cannot_use_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for index in range(30):
+        write(tmp_path / f"no {index:02}")
+    (tmp_path / "no adapter").mkdir()
+    directory = Directory(str(tmp_path))
+    for _ in range(4):
+        assert not directory.look()
+    assert caplog.messages == [
+        f"--lora-dir {tmp_path}: requests cannot name 'no {index:02}'; use letters, digits and ._:+@-"
+        for index in range(30)
+    ]
+
+
 def test_an_adapter_that_is_being_written_is_found_once_it_is_complete(tmp_path: Path) -> None:
     directory = Directory(str(tmp_path))
     write(tmp_path / "x", "part", modified=None)
@@ -93,6 +139,39 @@ def test_a_problem_lasts_until_the_files_change(tmp_path: Path) -> None:
     assert found(directory) == found(directory) == {"x": ("", "damaged")}
     write(tmp_path / "x", "mended", modified=LONG_AGO + 1)
     assert found(directory) == {"x": ("", "")}
+
+
+def test_a_problem_that_may_pass_is_looked_into_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Directory(str(tmp_path))
+    write(tmp_path / "x")
+    for _ in range(2):
+        directory.on_read("x", directory.stamp("x"), problem="stale handle", may_pass=True)
+        assert found(directory) == {"x": ("", "stale handle")}
+    with monkeypatch.context() as later:
+        later.setattr(module.time, "monotonic", lambda: float("inf"))
+        assert found(directory) == {"x": ("", "")}
+    assert caplog.messages == ["the adapter x in --lora-dir cannot be served now: stale handle"]
+
+
+def test_a_file_that_may_be_read_from_now_on_has_changed(tmp_path: Path) -> None:
+    directory = Directory(str(tmp_path))
+    write(tmp_path / "x")
+    (tmp_path / "x" / "adapter_model.safetensors").chmod(0o000)
+    directory.on_read("x", directory.stamp("x"), problem="cannot be read (Permission denied)")
+    assert found(directory) == {"x": ("", "cannot be read (Permission denied)")}
+    (tmp_path / "x" / "adapter_model.safetensors").chmod(0o644)
+    assert found(directory) == {"x": ("", "")}
+
+
+def test_a_look_tells_when_files_changed_and_not_what_their_times_were_set_to(tmp_path: Path) -> None:
+    before = (time.time() - 1) * 1e9  # clocks of files are coarser
+    write(tmp_path / "x")
+    (tmp_path / "y.gguf").write_text("gguf")
+    os.utime(tmp_path / "y.gguf", (LONG_AGO, LONG_AGO))
+    changed = {one.name: one.changed_at for one in Directory(str(tmp_path)).look()}
+    assert all(before < at <= time.time_ns() for at in changed.values()) and len(changed) == 2
 
 
 @pytest.mark.parametrize("is_read", [False, True])

@@ -1,6 +1,7 @@
 """Adapters in the service: names, loading on all executors, pinned contents, recovery."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,13 @@ async def test_an_adapter_is_loaded_on_all_executors(tmp_path: Path) -> None:
         ("x", "/bad", grpc.StatusCode.INVALID_ARGUMENT, "it is for another model"),
         ("x", "/" * 4096, grpc.StatusCode.INVALID_ARGUMENT, "path: expected that of a file"),
         ("x", "/a\0", grpc.StatusCode.INVALID_ARGUMENT, "path: expected that of a file"),
+        ("x", "/a\n", grpc.StatusCode.INVALID_ARGUMENT, "path: expected that of a file"),
+        (
+            "x",
+            "https://hub.example/a",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "found the URL 'https.*; download the adapter",
+        ),
         ("", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
         ("../x", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
         ("x\n", "/a", grpc.StatusCode.INVALID_ARGUMENT, "name: use up to"),
@@ -324,6 +332,48 @@ async def test_an_unloaded_adapter_stays_away_although_it_lies_in_the_directory(
         assert await names(line) == ["z"]
         assert (await load(line, "x", "/ad/x")).digest == "x1"
         assert await names(line) == ["x", "z"]
+
+
+async def test_an_unloaded_adapter_with_newer_files_is_found_by_an_executor_that_starts(tmp_path: Path) -> None:
+    async with ServiceLine(tmp_path, executor(files={"/ad/x": "x1", "/ad/y": "y1"})).running() as line:
+        await line.wait_for_executors(1)
+        await generate(line, "x")
+        await unload(line, "x")
+        await unload(line, "y")
+        await line.kill_executor()
+        await line.wait_for_executors(0)
+        later = executor(files={"/ad/x": "x2", "/ad/y": "y2"})
+        later.files_changed_at = time.time_ns()
+        await line.start_executor(later)
+        await line.wait_for_executors(1)
+        assert await names(line) == ["x", "y"]
+        assert await generate(line, "x") == output("x2")
+        assert await generate(line, "y") == output("y2")
+
+
+async def test_why_an_adapter_of_the_directory_cannot_be_served_is_known_until_its_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names_module, "_WATCH_S", 0.01)
+    async with ServiceLine(tmp_path, executor(files={"/ad/x": "bad", "/ad/y": "y1"})).running() as line:
+        await line.wait_for_executors(1)
+        why = "it is for another model"
+        for is_known in (False, True):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"the adapter 'x' cannot be served: {why}") as raised:
+                await generate(line, "x")
+            assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+            if not is_known:
+                await wait_for_problems(line, x=why, y="")
+        assert len(line.executor.adapter_loads) == 1
+        line.executor.adapter_files["/ad/x"] = "x1"
+        await wait_for_problems(line, x="", y="")
+        assert await generate(line, "x") == output("x1")
+
+
+async def wait_for_problems(line: ServiceLine, **expected: str) -> None:
+    async with asyncio.timeout(10):
+        while {one.name: one.problem for one in (await line.load()).model_info.adapters} != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_a_new_executor_is_given_what_it_lacks(tmp_path: Path) -> None:

@@ -50,6 +50,23 @@ async def test_an_unknown_name_is_not_found(line_of, pool) -> None:
             assert code is grpc.StatusCode.NOT_FOUND and "served here: m, x" in details
 
 
+async def test_only_what_was_read_is_named_as_served(line_of, pool) -> None:
+    line = line_of(x="xx")
+    line.scheduler.adapter_problems = {"bad": "it has rank 64"}
+    async with line.running(pool=pool):
+        code, details = await code_of(line.generate(text="x", model="other"))
+        assert code is grpc.StatusCode.NOT_FOUND and details.endswith("served here: m, x")
+        for name in ("bad", "m:bad"):
+            code, details = await code_of(line.generate(text="x", model=name))
+            assert (code, details) == (
+                grpc.StatusCode.NOT_FOUND,
+                "the adapter 'bad' cannot be served: it has rank 64",
+            )
+        models = (await line.stub.ListModels(inference_pb2.ListModelsRequest())).models
+    assert [model.id for model in models] == ["m", "x", "found"]
+    assert not line.scheduler.adapters_asked_for
+
+
 async def test_unknown_names_cost_schedulers_nothing(line_of, pool) -> None:
     async with line_of(x="xx").running(pool=pool) as line:
         for name in ("other", "../x", "x" * 10_000, "m:", "x:m", "\n"):
