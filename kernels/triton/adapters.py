@@ -2,8 +2,8 @@
 
 A program has 16 neighbouring tokens and computes for those that have a slot; others have the same tokens and the other
 slots. Where tokens are few, up to 64 programs share the slots; where they are many, neighbours mostly have the same
-slot, and a program looks for one slot after the other. The grid follows from shapes alone, and tiles do not depend
-on the number of tokens: a token's result is the same in every step.
+slot, and a program looks for one after the other, from the least to the greatest that its tokens have. The grid follows
+from shapes alone, and tiles do not depend on the number of tokens: a token's result is the same in every step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_SPLITS = 8
 _SHRINK, _EXPAND = {"num_warps": 4, "num_stages": 3}, {"num_warps": 4, "num_stages": 2}
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_slots", "slot_step"])
+@triton.jit(do_not_specialize=["num_tokens", "slot_step"])
 def shrink_kernel(
     x_ptr,  # [num_tokens, input_stride]
     down_ptr,  # [num_slots, NUM_PARTS, RANK, input_stride]
@@ -34,7 +34,6 @@ def shrink_kernel(
     ranks_ptr,  # [num_slots, NUM_PARTS]
     low_ptr,  # fp32 [SPLITS, num_tokens, NUM_PARTS, RANK]
     num_tokens,
-    num_slots,
     slot_step,
     input_stride,  # their number
     x_stride,
@@ -50,8 +49,10 @@ def shrink_kernel(
     launch_dependents()
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=-1)
-    if tl.max(slots, axis=0) < 0:
+    greatest = tl.max(slots, axis=0)
+    if greatest < 0:
         return
+    least = tl.min(tl.where(slots < 0, greatest, slots), axis=0)
     RANK_BLOCKS: tl.constexpr = (RANK + BLOCK_R - 1) // BLOCK_R
     item = tl.program_id(1)
     ranks = item % RANK_BLOCKS * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -60,7 +61,7 @@ def shrink_kernel(
     steps = tl.cdiv(input_stride, BLOCK_K)
     inputs = tl.arange(0, BLOCK_K)
     IS_WIDE: tl.constexpr = x_ptr.dtype.element_ty != down_ptr.dtype.element_ty or x_ptr.dtype.element_ty == tl.float32
-    for slot in range(tl.program_id(2), num_slots, slot_step):
+    for slot in range(least + tl.program_id(2), greatest + 1, slot_step):
         here = slots == slot
         used = tl.load(ranks_ptr + slot * NUM_PARTS + part)
         if (tl.max(here.to(tl.int32), axis=0) > 0) & (item % RANK_BLOCKS * BLOCK_R < used):
@@ -82,7 +83,7 @@ def shrink_kernel(
             tl.store(target, acc, mask=here[:, None] & (ranks < used)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_slots", "slot_step"])
+@triton.jit(do_not_specialize=["num_tokens", "slot_step"])
 def expand_kernel(
     out_ptr,  # [num_tokens, output_stride]
     low_ptr,  # fp32 [SPLITS, num_tokens, NUM_PARTS, RANK]
@@ -91,7 +92,6 @@ def expand_kernel(
     starts_ptr,  # [NUM_PARTS + 1]
     ranks_ptr,
     num_tokens,
-    num_slots,
     slot_step,
     output_stride,  # their number
     out_stride,
@@ -107,12 +107,14 @@ def expand_kernel(
     launch_dependents()
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     slots = tl.load(slots_ptr + tokens, mask=tokens < num_tokens, other=-1)
-    if tl.max(slots, axis=0) < 0:
+    greatest = tl.max(slots, axis=0)
+    if greatest < 0:
         return
+    least = tl.min(tl.where(slots < 0, greatest, slots), axis=0)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     ranks = tl.arange(0, BLOCK_R)
     target = out_ptr + tokens.to(tl.int64)[:, None] * out_stride + outputs[None, :]
-    for slot in range(tl.program_id(2), num_slots, slot_step):
+    for slot in range(least + tl.program_id(2), greatest + 1, slot_step):
         here = slots == slot
         if tl.max(here.to(tl.int32), axis=0) > 0:
             acc = tl.zeros([BLOCK_T, BLOCK_N], dtype=tl.float32)
@@ -161,11 +163,11 @@ def add_adapters(
     slot_step = min(num_slots, _MAX_SLOT_PROGRAMS) if num_tokens <= _FEW_TOKENS else 1
     early = dependent_launch(x.device)
     shrink_kernel[(blocks, splits * num_parts * triton.cdiv(rank, shrink["BLOCK_R"]), slot_step)](
-        x, down, slots, ranks, low, num_tokens, num_slots, slot_step, num_inputs, x.stride(0), **shrink, **_SHRINK,
+        x, down, slots, ranks, low, num_tokens, slot_step, num_inputs, x.stride(0), **shrink, **_SHRINK,
         **early,
     )  # fmt: skip
     expand_kernel[(blocks, triton.cdiv(num_outputs, expand["BLOCK_N"]), slot_step)](
-        out, low, up, slots, starts, ranks, num_tokens, num_slots, slot_step, num_outputs, out.stride(0), **expand,
+        out, low, up, slots, starts, ranks, num_tokens, slot_step, num_outputs, out.stride(0), **expand,
         **_EXPAND, **early,
     )  # fmt: skip
 
@@ -185,7 +187,7 @@ def _constants(num_parts: int, rank: int, num_inputs: int) -> tuple[dict[str, An
 def specializations(dtype: str, num_parts: int, rank: int, num_inputs: int) -> tuple[Specialization, Specialization]:
     """Returns what `add_adapters` launches, to compile it ahead of time. dtype: of x, out and weights."""
     shrink, expand = _constants(num_parts, rank, num_inputs)
-    counts = {"num_tokens": "i32", "num_slots": "i32", "slot_step": "i32"}
+    counts = {"num_tokens": "i32", "slot_step": "i32"}
     slots, starts, ranks = ({f"{name}_ptr": "*i32"} for name in ("slots", "starts", "ranks"))
     data = {f"{name}_ptr": f"*{dtype}" for name in ("x", "down")}
     shrink_types = {**data, **slots, **ranks, "low_ptr": "*fp32", **counts, "input_stride": "i32", "x_stride": "i32"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -78,6 +80,14 @@ class AdapterSlots(Adapters):
         for request in step.new_requests:
             if request.adapter_slot and request.adapter_slot not in self._filled:
                 raise InvalidStep(f"new request {request.request_id}: adapter slot {request.adapter_slot} is empty")
+
+    def on_all(self, step: Step) -> Step:
+        """The adapter changes nothing: all kernels run, of which none finds a rank."""
+        if not self.num_slots:
+            return step
+        nothing = HostAdapter(digest="", rank=0, base_model="", layers={})
+        requests = [replace(request, adapter_slot=1) for request in step.new_requests]
+        return replace(step, slot_changes=[SlotChange(1, "", nothing)], new_requests=requests)
 
     def use(self, slots: Tensor | None) -> None:
         self._tokens.current = slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
@@ -48,15 +49,23 @@ def prompt_sizes(max_tokens: int | None, max_num_tokens: int) -> tuple[int, ...]
 
 
 def graph_shapes(
-    sizes: Sequence[int], limits: Limits, max_draft_tokens: int, prompts: Sequence[int] = ()
+    sizes: Sequence[int],
+    limits: Limits,
+    max_draft_tokens: int,
+    prompts: Sequence[int] = (),
+    *,
+    with_adapters: bool = False,
 ) -> list[BatchShape]:
     """Returns the shapes of captured steps by descending tokens: steps of these numbers of requests, also with drafts.
-    prompts: numbers of tokens of steps with prompts."""
+    prompts: numbers of tokens of steps with prompts. with_adapters: each shape is captured with adapters, which take
+    more memory, and then without."""
     shapes = [BatchShape.uniform(size) for size in sizes]
     for num_tokens in draft_sizes(sizes, max_draft_tokens, limits.max_num_batched_tokens):
         shapes.append(_by_tokens(num_tokens, num_tokens, 1 + max_draft_tokens, limits))
     shapes += _prompt_shapes(prompts, limits)
-    return sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True)
+    if with_adapters:
+        shapes += [replace(shape, has_adapters=True) for shape in shapes]
+    return sorted(shapes, key=lambda shape: (shape.num_tokens, shape.has_adapters), reverse=True)
 
 
 def _prompt_shapes(sizes: Sequence[int], limits: Limits) -> Iterator[BatchShape]:

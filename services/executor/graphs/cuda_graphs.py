@@ -86,20 +86,18 @@ class CudaGraphs:
     """
 
     def __init__(self) -> None:
-        self._shapes: defaultdict[str, list[BatchShape]] = defaultdict(list)  # captured, by kind, ascending
+        self._shapes: defaultdict[tuple[str, bool], list[BatchShape]] = defaultdict(list)  # by kind, adapters; rising
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Record | None = None
         self._capturing: BatchShape | None = None
         self._hidden: Tensor | None = None  # the result of the latest forward pass that was captured without the rest
 
     def padded(self, shape: BatchShape) -> BatchShape:
-        """Returns the next larger captured shape of its kind; the same shape if there is none, or with adapters."""
-        if shape.has_adapters:
-            return shape  # graphs are captured without adapters
+        """Returns the next larger captured shape of its kind; the same shape if there is none."""
         if self._capturing is not None:
             return _sampling(self._capturing, shape) if _kind(shape) == _kind(self._capturing) else shape
         for kind in _kinds(shape):
-            shapes = self._shapes[kind]
+            shapes = self._shapes[kind, shape.has_adapters]
             index = bisect.bisect_left(shapes, shape.num_tokens, key=_num_tokens)
             if index < len(shapes) and shapes[index].max_query_len >= shape.max_query_len:
                 return _sampling(shapes[index], shape)
@@ -125,14 +123,12 @@ class CudaGraphs:
             finally:
                 self._capturing, self._record = None, None
         assert _key("forward", shape) in self._graphs, f"the captured step does not have the shape {shape}"
-        bisect.insort(self._shapes[_kind(shape)], shape, key=_num_tokens)
+        bisect.insort(self._shapes[_kind(shape), shape.has_adapters], shape, key=_num_tokens)
 
     def run(self, name: str, shape: BatchShape, function: Function) -> Tensor:
-        """Returns the function's result. If there is a graph for this shape it is replayed, and the next run reuses
-        the memory of the result."""
+        """Returns the function's result; if there is a graph for this shape, the next run reuses its memory."""
         key = _key(name, shape)
-        graph = self._graphs.get(key)
-        if graph is None:
+        if (graph := self._graphs.get(key)) is None:
             if self._capturing is None or key != _key(name, self._capturing):
                 return function()
             if name == "forward" and not self._capturing.num_sampled:

@@ -23,6 +23,10 @@ class Adapters:
     def use(self, slots: Tensor | None) -> None:
         """Lets products add the adapters in these slots of tokens until the next call (`StepContext.adapter_slots`)."""
 
+    def on_all(self, step: Step) -> Step:
+        """Returns a dummy step with an adapter for each of its requests, if there are slots."""
+        return step
+
     def reset(self) -> None:
         """Empties all slots."""
 

@@ -301,7 +301,8 @@ class ModelRunner:
 
     def uniform_run(self, shape: BatchShape, *, sampling: SamplingParams = DUMMY_SAMPLING) -> None:
         """Executes a dummy run of a uniform step."""
-        self.dummy_run(shape.num_reqs, shape.num_tokens, sampling=sampling, num_draft_tokens=shape.max_query_len - 1)
+        size, num_drafts = (shape.num_reqs, shape.num_tokens), shape.max_query_len - 1
+        self.dummy_run(*size, sampling=sampling, num_draft_tokens=num_drafts, has_adapters=shape.has_adapters)
 
     def dummy_run(
         self,
@@ -312,10 +313,10 @@ class ModelRunner:
         sampling: SamplingParams = DUMMY_SAMPLING,
         num_draft_tokens: int = 0,
         with_images: bool = False,
+        has_adapters: bool = False,
     ) -> None:
-        """Runs a `dummy_step` through `execute()` and forgets its requests. Every request samples a token, so that the
-        sampler's memory is in the profile too. with_images: if the model reads images, the first request's prompt
-        consists of the largest images that it has room for."""
+        """Runs a `dummy_step` through `execute()` and forgets its requests, each of which samples a token. with_images:
+        the first one's prompt consists of the largest images that it has room for. has_adapters: each has one."""
         step = dummy_step(
             self.limits,
             len(self.kv_groups),
@@ -329,6 +330,8 @@ class ModelRunner:
         if with_images:
             first, *others = step.new_requests
             step = replace(step, new_requests=[self._images.filled(first), *others])
+        if has_adapters:
+            step = self.adapters.on_all(step)
         self.reset()
         output = self.execute(step)
         assert not output.failures, output.failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from pagewire.kernels.ops import SHORT_QUERY
@@ -20,10 +21,12 @@ def fill(runner: ModelRunner, shape: BatchShape) -> None:
         runner.uniform_run(shape)
     elif shape.has_drafts_only:
         query_len = min(1 + runner.max_draft_tokens, shape.num_tokens)
-        runner.uniform_run(BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len))
+        uniform = BatchShape.uniform(min(shape.num_tokens // query_len, shape.num_reqs - 1), query_len)
+        runner.uniform_run(replace(uniform, has_adapters=shape.has_adapters))
     else:  # one long query, and a short one if the shape has short ones
         num_reqs = 1 if shape.min_query_len > SHORT_QUERY else 2
-        runner.dummy_run(num_reqs, min(shape.num_tokens, runner.limits.max_model_len))
+        num_tokens = min(shape.num_tokens, runner.limits.max_model_len)
+        runner.dummy_run(num_reqs, num_tokens, has_adapters=shape.has_adapters)
 
 
 def capture_graphs(
@@ -36,15 +39,20 @@ def capture_graphs(
     """Captures steps of these numbers of requests, steps with drafts, and steps of a drafting model. prompts: numbers
     of tokens of steps with prompts."""
     record = record or cuda_recorder()
-    capture_shapes(runner, graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), progress, record)
+    capture_shapes(runner, shapes_of(runner, sizes, prompts), progress, record)
     runner.proposer.capture(runner.proposer.graph_shapes(sizes, prompts), progress, record)
     stats.CUDA_GRAPHS.labels("captured").inc(num_graphs(runner, sizes, prompts))
 
 
 def num_graphs(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> int:
-    """Returns the shapes that `capture_graphs` captures."""
-    shapes = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts)
-    return len(shapes) + len(runner.proposer.graph_shapes(sizes, prompts))
+    """Returns how many shapes `capture_graphs` captures."""
+    return len(shapes_of(runner, sizes, prompts)) + len(runner.proposer.graph_shapes(sizes, prompts))
+
+
+def shapes_of(runner: ModelRunner, sizes: Sequence[int], prompts: Sequence[int] = ()) -> list[BatchShape]:
+    """Returns the shapes that `capture_graphs` captures of the runner's own steps."""
+    with_adapters = runner.adapters.num_slots > 0
+    return graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts, with_adapters=with_adapters)
 
 
 def capture_shapes(

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,12 +24,10 @@ import pagewire
 from pagewire.config.sampling_params import with_defaults
 from pagewire.files.models import cache_directory
 from pagewire.kernels import ops as kernel_ops
-from pagewire.services.executor.batch.input_batch import BatchShape
 from pagewire.services.executor.device.memory import DeviceMemory, cuda_memory, mib
-from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Record, cuda_recorder
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.start.graph_capture import capture_shapes, fill, num_graphs
+from pagewire.services.executor.start.graph_capture import capture_shapes, fill, num_graphs, shapes_of
 from pagewire.services.executor.start.kv_cache_size import MemoryProfile, graphs_bytes
 from pagewire.services.executor.step.step import MAX_LOGPROBS
 from pagewire.v1.common_pb2 import SamplingParams
@@ -100,17 +99,15 @@ class CudaMeter:
 
 def profile_run(runner: ModelRunner) -> None:
     """Runs the largest possible steps: all rows and tokens, every feature of the sampler, a request of full length,
-    images without text between them."""
-    limits = runner.limits
+    images without text between them, adapters."""
+    limits, run = runner.limits, partial(runner.dummy_run, has_adapters=runner.adapters.num_slots > 0)
     for num_tokens in (limits.max_num_batched_tokens, limits.max_num_seqs):
-        runner.dummy_run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
-    runner.dummy_run(1, limits.max_num_batched_tokens, sampling=COSTLY_PROMPT)
+        run(limits.max_num_seqs, num_tokens, context_len=limits.max_model_len, sampling=COSTLY_SAMPLING)
+    run(1, limits.max_num_batched_tokens, sampling=COSTLY_PROMPT)
     if 0 < runner.smallest_image < limits.max_model_len:
-        runner.dummy_run(1, limits.max_num_batched_tokens, context_len=limits.max_model_len, with_images=True)
-    if runner.max_draft_tokens:
-        runner.uniform_run(
-            BatchShape.uniform(limits.max_num_seqs, 1 + runner.max_draft_tokens), sampling=COSTLY_SAMPLING
-        )
+        run(1, limits.max_num_batched_tokens, context_len=limits.max_model_len, with_images=True)
+    if most := runner.max_draft_tokens:
+        run(limits.max_num_seqs, limits.max_num_seqs * (1 + most), sampling=COSTLY_SAMPLING, num_draft_tokens=most)
 
 
 def measure(
@@ -121,25 +118,27 @@ def measure(
     prompts: Sequence[int] = (),
 ) -> MemoryProfile:
     """Measures the memory of a runner with one block of KV cache. sizes, prompts: see `capture_graphs`; here the two
-    largest graphs are captured."""
+    largest graphs are captured; with adapters the third one too, as the second has none."""
     before = meter.now()
     meter.reset_peak()
     profile_run(runner)
     peak = meter.peak()
     library_bytes = max(0, meter.now().outside_torch - before.outside_torch)
-    shapes, taken = graph_shapes(sizes, runner.limits, runner.max_draft_tokens, prompts), []
+    shapes, taken = shapes_of(runner, sizes, prompts), []
+    captured = shapes[: 3 if runner.adapters.num_slots else 2]
     record, graphs = recorder() if shapes else None, CudaGraphs()
-    for shape in shapes[:2]:
+    for shape in captured:
         fill(runner, shape)  # memory reserved here does not count as the graphs'
-    for shape in shapes[:2]:
+    for shape in captured:
         # Capturing releases the memory that torch keeps of earlier steps, which would distort the graphs' share.
         meter.release()
         free = meter.now().free
         capture_shapes(runner, [shape], lambda fraction, text: None, record, graphs)
         meter.release()
         taken.append(free - meter.now().free)
-    largest, second = (*taken, 0, 0)[:2]
-    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, second, num_graphs(runner, sizes, prompts)))
+    largest, *others = taken or [0]
+    another = max(others, default=0)
+    return MemoryProfile(peak, library_bytes, graphs_bytes(largest, another, num_graphs(runner, sizes, prompts)))
 
 
 def cached_or_measured(

@@ -28,6 +28,9 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
         return
     for num_reqs, num_tokens in warm_up_steps(runner.limits):
         runner.dummy_run(num_reqs, num_tokens)
+    if runner.adapters.num_slots:  # their kernels are compiled for the model's layers alone
+        runner.dummy_run(2, 32, has_adapters=True)
+        runner.dummy_run(1, 1, has_adapters=True)
     # The sampler's first pass has two tile sizes, for few and for many rows.
     for num_reqs in (1, runner.limits.max_num_seqs):
         runner.dummy_run(num_reqs, num_reqs, sampling=COSTLY_SAMPLING)

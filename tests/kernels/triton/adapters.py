@@ -42,12 +42,20 @@ def many() -> None:
     assert torch.equal(few, batch.run(adapters.add_adapters)[chosen])
 
 
+def of_experts() -> None:
+    """Pairs sorted by many slots, of which neighbours have one or some that follow each other."""
+    slots = sorted([-1] * 17 + [5] * 20 + [6, 9, 9, 10, 30] + list(range(31, 60)) + [150] * 7 + [199] * 190)
+    batch = AdapterBatch.random(slots, F32, inputs=40, outputs=(24, 24), rank=4)
+    batch.check(adapters.add_adapters)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "random": random_batches,
     "mixed fp32": partial(mixed, F32),
     "mixed fp16": partial(mixed, F16),
     "fp32 inputs of fp16 weights": partial(mixed, F16, F32),
     "many": many,
+    "of experts": of_experts,
 }
 
 if __name__ == "__main__":

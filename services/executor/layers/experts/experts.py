@@ -98,6 +98,27 @@ class ExpertsConfig:
             raise ModelLoadError(f"config key hidden_act: {self.activation!r} is not one of {', '.join(_ACTIVATIONS)}")
 
 
+@dataclass(frozen=True)
+class PairAdapters:
+    """The adapters of pairs of a token and an expert."""
+
+    slots: Tensor  # int32 [pairs], of the experts' memory, -1 = none
+    order: Tensor | None  # int64 [pairs], by slot: kernels of a GPU compute neighbours together; None: as they come
+
+    def add(self, memory: LayerAdapters, product: Tensor, x: Tensor) -> None:
+        """Adds them to the product [pairs, outputs] of x [num_tokens or pairs, inputs], in place."""
+        (num_rows, size), num_pairs = x.shape, len(product)
+        each = num_pairs // max(1, num_rows)
+        if self.order is None:
+            rows = x[:, None].expand(-1, each, -1).reshape(num_pairs, size)
+            memory.add_in(self.slots, product, rows)
+            return
+        sums = product.index_select(0, self.order)
+        rows = x.index_select(0, self.order if each == 1 else self.order // each)
+        memory.add_in(self.slots.index_select(0, self.order), sums, rows)
+        product.index_copy_(0, self.order, sums)
+
+
 @runtime_checkable
 class ExpertsWeight(Protocol):
     """A weight of the outputs of all experts, expert by expert."""
@@ -149,19 +170,17 @@ class ExpertsLinear:
         self._adds_bias = inputs is None or placement.tensor.rank == 0
 
     def __call__(
-        self, x: Tensor, order: Tensor, starts: Tensor, slots: Tensor | None = None, *, gated: bool = False
+        self, x: Tensor, order: Tensor, starts: Tensor, adapters: PairAdapters | None = None, *, gated: bool = False
     ) -> Tensor:
         """Computes `ops.experts_linear`: x [num_tokens or pairs, in_features] -> [pairs, outputs (gated: half)]
 
-        slots: where in `adapters` the pairs' are, int32 [pairs], -1 = none; not with `gated`.
+        adapters: not with `gated`.
         """
         weight = self.weight
         assert isinstance(weight, ExpertsWeight)
         product = weight.multiply_experts(x, self.bias if self._adds_bias else None, order, starts, gated)
-        if slots is not None and self.adapters is not None:
-            (num_rows, size), num_pairs = x.shape, len(product)
-            rows = x[:, None].expand(-1, num_pairs // max(1, num_rows), -1).reshape(num_pairs, size)
-            self.adapters.add_in(slots, product, rows)
+        if adapters is not None and self.adapters is not None:
+            adapters.add(self.adapters, product, x)
         return product
 
     @property
@@ -259,12 +278,12 @@ class RoutedMLP:
         hidden = hidden.to(self.dtype)
         if self.whole is not None:
             starts = self.whole.own_starts(starts)
-        slots = self._adapter_slots(ids)
-        if self.activation is _silu_and_mul and slots is None:
+        adapters = self._adapters(ids)
+        if self.activation is _silu_and_mul and adapters is None:
             inner = self.gate_up(hidden, order, starts, gated=True)
         else:
-            inner = self.activation(self.gate_up(hidden, order, starts, slots))
-        pairs = self.down(inner, order, starts, slots)
+            inner = self.activation(self.gate_up(hidden, order, starts, adapters))
+        pairs = self.down(inner, order, starts, adapters)
         if self.whole is not None:
             if self.whole.exchanges(len(ids)):
                 return self.whole.exchanged(pairs, ids, weights).to(self.result_dtype)
@@ -272,8 +291,8 @@ class RoutedMLP:
         combined = ops.combine_experts(pairs, weights).to(self.result_dtype)
         return combined if self.ranks.size == 1 else self.ranks.all_reduce(combined)
 
-    def _adapter_slots(self, ids: Tensor) -> Tensor | None:
-        """Returns where the adapters of pairs with the rank's experts are, -1 = none; None: no token has one."""
+    def _adapters(self, ids: Tensor) -> PairAdapters | None:
+        """Returns the adapters of pairs with the rank's experts; None: no token has one."""
         memory = self.gate_up.adapters
         if memory is None or (slots := memory.slots.current) is None:
             return None
@@ -282,7 +301,8 @@ class RoutedMLP:
         has = slots[:, None] >= 0
         if self.whole is not None:
             has = has & (own >= 0) & (own < count)
-        return torch.where(has, slots[:, None] * count + own, -1).view(-1)
+        found = torch.where(has, slots[:, None] * count + own, -1).view(-1)
+        return PairAdapters(found, found.argsort(stable=True) if _sorts_pairs(found) else None)
 
     @property
     def summing_ranks(self) -> Communicator | None:
@@ -297,6 +317,11 @@ class RoutedMLP:
         yield from (self.router, self.gate_up, self.down)
         if self.correction_bias is not None:
             yield self.correction_bias
+
+
+def _sorts_pairs(slots: Tensor) -> bool:
+    """Returns whether the device computes neighbours of one slot together."""
+    return slots.is_cuda
 
 
 def _share(config: ExpertsConfig, placement: Placement) -> range:

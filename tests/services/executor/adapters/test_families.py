@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from pagewire.kernels import ops
+from pagewire.services.executor.layers.experts import experts
 from tests.services.executor.adapters.test_served import start, together
 from tests.services.executor.helpers.adapters import DENSE, merged, save_adapter, save_stacked
 from tests.services.executor.loading.quantization import test_awq, test_gptq
@@ -60,6 +63,22 @@ def test_all_experts_at_once(tmp_path: Path, family: str, eager: bool) -> None:
     save_tiny(base, family, **MIXTURES_OF_EXPERTS[family])
     adapter = save_stacked(tmp_path / "a", tmp_path / "changed", base)
     check(base, base, adapter, tmp_path / "changed", enforce_eager=eager)
+
+
+def test_experts_pairs_in_the_order_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_sorts_pairs", lambda slots: True)
+    neighbours, add = list[list[int]](), ops.add_adapters
+
+    def spy(out: Tensor, x: Tensor, down: Tensor, up: Tensor, slots: Tensor, *others: Tensor) -> None:
+        neighbours.extend([slots.tolist()] * (down.shape[0] > 4))  # of experts: 4 slots for each
+        add(out, x, down, up, slots, *others)
+
+    monkeypatch.setattr(ops, "add_adapters", spy)
+    base = tmp_path / "base"
+    save_tiny(base, "Qwen3Moe", **MIXTURES_OF_EXPERTS["Qwen3Moe"])
+    adapter = save_stacked(tmp_path / "a", tmp_path / "changed", base)
+    check(base, base, adapter, tmp_path / "changed", enforce_eager=True)
+    assert neighbours and all(slots == sorted(slots) for slots in neighbours)
 
 
 @pytest.mark.parametrize("family", MIXTURES_OF_EXPERTS)

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from pagewire.config import ExecutorConfig
+from pagewire.kernels import ops
 from pagewire.services.executor.adapters.slots import AdapterSlots
+from pagewire.services.executor.graphs.capture_sizes import graph_shapes
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.graph_capture import capture_graphs
+from pagewire.services.executor.start.memory_profile import profile_run
 from pagewire.services.executor.start.startup import start_runner
-from pagewire.services.executor.step.step import SlotChange
+from pagewire.services.executor.start.warm_up import warm_up
+from pagewire.services.executor.step.step import InvalidStep, SlotChange
+from tests.services.executor.graphs.test_cuda_graphs import ReplayedFunction
 from tests.services.executor.helpers.adapters import merged, save_adapter
-from tests.services.executor.helpers.stepping import Driver
+from tests.services.executor.helpers.stepping import Driver, graph_steps
 from tests.services.executor.models.tiny import save_tiny
 
 NUM_BLOCKS = 48
@@ -77,6 +85,46 @@ def test_tokens_are_those_of_merged_weights(tmp_path: Path, eager: bool) -> None
         expected = [alone[slot][i] for i, slot in enumerate(slots)]
         assert together(runner, ("a", "b"), slots) == expected
     assert together(runner, ("b",), (1, 0, 0, 0))[0] == alone[2][0], "a slot holds what it was given last"
+
+
+def test_a_cuda_graph_keeps_its_adapters(tmp_path: Path) -> None:
+    """Captured with a dummy adapter, replayed with real ones that change hands, beside requests without."""
+    save_tiny(tmp_path / "base", "Llama")
+    a, b = (
+        save_adapter(tmp_path / name, tmp_path / "base", rank=rank, seed=rank) for name, rank in (("a", 4), ("b", 7))
+    )
+    runner = start(tmp_path / "base", (a, b), enforce_eager=True, spec_method="none")
+    plans = [(("a", "b"), (1, 2, 0, 1)), (("b", "a"), (1, 0, 2, 2)), (("a",), (0, 0, 0, 0)), (("b",), (1, 1, 1, 1))]
+    expected = [together(runner, *plan) for plan in plans]
+    captured = graph_steps("captured")
+    capture_graphs(runner, (1, 2, 4), lambda fraction, text: None, ReplayedFunction, (8, 16, 32))
+    num_shapes = len(graph_shapes((1, 2, 4), runner.limits, 0, (8, 16, 32)))
+    assert graph_steps("captured") - captured == 2 * num_shapes
+    eager, replayed = graph_steps("eager"), graph_steps("replayed")
+    assert [together(runner, *plan) for plan in plans] == expected
+    assert (graph_steps("eager"), graph_steps("replayed")) == (eager, replayed + 10 * len(plans))
+
+
+def test_a_start_for_cuda_computes_adapters_in_its_warm_up_and_its_profile(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "base", "Llama")
+    adapter = save_adapter(tmp_path / "a", tmp_path / "base", rank=4)
+    runner = start(tmp_path / "base", (adapter,), enforce_eager=True, spec_method="none", max_num_seqs=2)
+    calls = list[tuple[int, bool]]()
+    add = ops.add_adapters
+
+    def spy(out: Tensor, *others: Tensor) -> None:
+        calls.append((len(out), bool((others[3] == 0).all())))
+        add(out, *others)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ops, "add_adapters", spy)
+        profile_run(runner)
+        assert {(64, True), (2, True)} <= {*calls}, "the largest steps, each token with an adapter"
+        calls.clear()
+        warm_up(runner, torch.device("cuda"))
+        assert {*calls} == {(32, True), (1, True)}
+    with pytest.raises(InvalidStep, match="adapter slot 1 is empty"):
+        together(runner, (), (1,))
 
 
 def test_a_recorded_prompt_that_is_padded_to_as_many_requests_as_tokens(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class _Graph:
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_cuda_graph_serves_no_step_with_adapters(size: int) -> None:
+def test_a_cuda_graph_serves_steps_with_adapters_or_without(size: int) -> None:
     graphs, captured = CudaGraphs(), BatchShape.uniform(4)
     graphs.capture(captured, _Graph, lambda: graphs.run("forward", captured, lambda: torch.zeros(1)))
     plain = BatchShape.uniform(size)
@@ -29,6 +29,11 @@ def test_a_cuda_graph_serves_no_step_with_adapters(size: int) -> None:
     adapted = replace(plain, has_adapters=True)
     assert graphs.padded(adapted) == adapted and graphs.mode(adapted) == "eager"
     assert graphs.run("forward", adapted, lambda: torch.ones(1)).item() == 1
+    with_adapters = replace(captured, has_adapters=True)
+    graphs.capture(with_adapters, _Graph, lambda: graphs.run("forward", with_adapters, lambda: torch.full((1,), 2.0)))
+    assert (graphs.padded(adapted), graphs.padded(plain)) == (with_adapters, captured)
+    assert graphs.run("forward", with_adapters, lambda: torch.ones(1)).item() == 2
+    assert graphs.run("forward", captured, lambda: torch.ones(1)).item() == 0
 
 
 @pytest.mark.skipif(cpu_backend() != "cpp", reason="there is no C++ compiler: steps are not recorded")
