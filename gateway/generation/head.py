@@ -41,8 +41,8 @@ async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     context = request_context(request.scope)
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
-    if isinstance(body, SglangParameters) and body.names_both:
-        body.check_model(await TOKENIZER.of(request).list_models())
+    if isinstance(body, SglangParameters):
+        await body.check_model(TOKENIZER.of(request).list_models)
     model = body.model or await TOKENIZER.of(request).default_model()
     style = STYLE.of(request)
     return Head(

@@ -1,6 +1,6 @@
 """Parameters with another name in SGLang: accepted under both names."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -48,20 +48,15 @@ class SglangParameters(BoundedModel):
             setattr(self, "model", self.lora_path)  # noqa: B010 - a field of the bodies
         return self
 
-    def check_model(self, models: Iterable[Model]) -> None:
-        """Raises ApiError for a model beside `lora_path` that is not served, or is another adapter. models: those that
-        are served."""
-        parents, named, adapter = {one.id: one.parent for one in models}, self._named_model or "", self.lora_path
+    async def check_model(self, list_models: Callable[[], Awaitable[Iterable[Model]]]) -> None:
+        """Raises ApiError for a model beside `lora_path` that is not served, or is another adapter."""
+        if not (named := self._named_model) or named == self.lora_path:
+            return
+        parents = {one.id: one.parent for one in await list_models()}
         base, _, rest = named.partition(":")
         if named not in parents and rest and parents.get(base) == "":  # model:adapter
             named = rest
-        if named and named != adapter and parents.get(named) is None:
+        if (parent := parents.get(named)) is None:
             raise ApiError(404, not_served(named, parents), param="model", code="model_not_found")
-        if named and named != adapter and parents[named]:
-            what = f"model and lora_path name different adapters, {named!r:.100} and {adapter!r:.100}: give one of them"
-            raise ApiError(400, what, param="lora_path")
-
-    @property
-    def names_both(self) -> bool:
-        """True if a model is named beside `lora_path`."""
-        return bool(self._named_model)
+        if parent and named != self.lora_path:
+            raise ApiError(400, "model and lora_path name different adapters: give one of them", param="lora_path")
