@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.engines.worker import Times, Work
-from benchmarks.peers.models import REPOSITORY, Files
+from benchmarks.peers.models import RANK, REPOSITORY, Files
 from benchmarks.peers.rows import HTTP, PREFIXES
 from pagewire.errors import StartupError
 from pagewire.process.process import usable_cores
@@ -91,6 +91,8 @@ def field_of(files: Files, pythons: Pythons, wanted: Callable[[str], bool]) -> F
         "llamacpp-q4_0": ("llama.cpp Q4_0", lambda: llamacpp(files, pythons, "llamacpp-q4_0", "Q4_0")),
         "llamacpp-q4_1": ("llama.cpp Q4_1", lambda: llamacpp(files, pythons, "llamacpp-q4_1", "Q4_1")),
         "pagewire-default": ours("Pagewire, default flags", "pagewire-default", q4_1),
+        "pagewire-lora": ("Pagewire bf16, adapters", lambda: pagewire_lora(files)),
+        "vllm-lora": ("vLLM, adapters", lambda: vllm(files, pythons, with_adapters=True)),
     }
     made = Field()
     for key, (title, make) in makers.items():
@@ -99,14 +101,24 @@ def field_of(files: Files, pythons: Pythons, wanted: Callable[[str], bool]) -> F
     return made
 
 
-def pagewire(title: str, key: str, model: str | Path, *flags: str) -> Contestant:
+def pagewire_lora(files: Files) -> Contestant:
+    adapters = files.adapters()
+    flags = [*BF16, *PLAIN, *_lora_flags(len(adapters)), "--lora-modules", *(f"{one.name}={one}" for one in adapters)]
+    return pagewire("Pagewire bf16, adapters", "pagewire-lora", files.checkpoint(), *flags, adapters=adapters)
+
+
+def _lora_flags(count: int) -> list[str]:
+    return ["--enable-lora", "--max-loras", str(count), "--max-lora-rank", str(RANK)]
+
+
+def pagewire(title: str, key: str, model: str | Path, *flags: str, adapters: Sequence[Path] = ()) -> Contestant:
     command = ["serve", str(model), *flags, "--host", "127.0.0.1", "--port", "{port}", "--grpc-port", "0"]
     command += ["--served-model-name", "bench", "--log-level", "warning"]
     argv = [sys.executable, "-P", "-m", "pagewire.cli", *command]
-    return _server(key, title, argv, {}, shlex.join(["pagewire", *command]))
+    return _server(key, title, argv, {}, shlex.join(["pagewire", *command]), adapters)
 
 
-def vllm(files: Files, pythons: Pythons) -> Contestant:
+def vllm(files: Files, pythons: Pythons, *, with_adapters: bool = False) -> Contestant:
     version = _version(pythons.vllm, "--vllm", "vllm")
     cores = sorted(os.sched_getaffinity(0))
     env = {
@@ -117,13 +129,20 @@ def vllm(files: Files, pythons: Pythons) -> Contestant:
     command = ["serve", str(files.checkpoint()), "--served-model-name", "bench", "--dtype", "bfloat16"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
     command += ["--host", "127.0.0.1", "--port", "{port}", "--disable-log-stats", "--disable-uvicorn-access-log"]
+    adapters = files.adapters() if with_adapters else []
+    if adapters:
+        command += [*_lora_flags(len(adapters)), "--lora-modules", *(f"{one.name}={one}" for one in adapters)]
     shown = " ".join([*(f"{name}={value}" for name, value in env.items()), shlex.join(["vllm", *command])])
-    return _server("vllm", f"vLLM {version}", [str(Path(pythons.vllm).parent / "vllm"), *command], env, shown)
+    key, title = ("vllm-lora", f"vLLM {version}, adapters") if adapters else ("vllm", f"vLLM {version}")
+    return _server(key, title, [str(Path(pythons.vllm).parent / "vllm"), *command], env, shown, adapters)
 
 
-def _server(key: str, title: str, command: Sequence[str], env: dict[str, str], shown: str) -> Contestant:
-    argv = [sys.executable, "-m", f"{ENGINES}.server"]
-    return Contestant(key, title, argv, {"command": command, "env": env}, shown, frozenset([HTTP, PREFIXES]))
+def _server(
+    key: str, title: str, command: Sequence[str], env: dict[str, str], shown: str, adapters: Sequence[Path] = ()
+) -> Contestant:
+    argv, names = [sys.executable, "-m", f"{ENGINES}.server"], [one.name for one in adapters]
+    settings = {"command": command, "env": env, "adapters": names}
+    return Contestant(key, title, argv, settings, shown, frozenset([HTTP, PREFIXES]))
 
 
 def openvino(files: Files, pythons: Pythons) -> Contestant:

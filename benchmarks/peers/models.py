@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu.engine import real_checkpoint
+from benchmarks.peers.rows import NUM_ADAPTERS
 from pagewire.config import DEFAULT_MODEL
 from pagewire.errors import StartupError
 from pagewire.files.models import resolve_model
 
 REPOSITORY = Path(__file__).parents[2]
+RANK = 16  # of adapters
+PROJECTIONS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 # Qwen3's smallest shape, with the default model's vocabulary.
 QWEN3_SHAPE: dict[str, Any] = {
     "hidden_size": 1024,
@@ -51,8 +57,8 @@ def _random_qwen3() -> PreTrainedModel:
 class Model:
     """A model. stored: its name as `pagewire serve` takes it, for a model that is stored in 4 bits; "": made here.
 
-    is_trained: whether what it says makes sense, so that drafts can be right. slow_rows: those that take minutes, and
-    are measured only if --rows names them.
+    is_trained: whether what it says makes sense, so that drafts can be right. slow_rows: those that take minutes, or
+    another server of the same peer, and are measured only if --rows names them.
     """
 
     key: str
@@ -63,15 +69,16 @@ class Model:
     slow_rows: frozenset[str] = frozenset()
 
 
+_ADAPTERS = frozenset(["lora-8", "lora-32"])
 MODELS = {
     model.key: model
     for model in (
-        Model("default", "SmolLM2-135M-Instruct", _real, DEFAULT_MODEL, is_trained=True),
+        Model("default", "SmolLM2-135M-Instruct", _real, DEFAULT_MODEL, is_trained=True, slow_rows=_ADAPTERS),
         Model(
             "qwen3-0.5b",
             "Qwen3's shape, 0.49 B random weights",
             _random_qwen3,
-            slow_rows=frozenset(["streams-32", "streams-64"]),
+            slow_rows=_ADAPTERS | {"streams-32", "streams-64"},
         ),
     )
 }
@@ -87,6 +94,10 @@ class Files:
     def checkpoint(self) -> Path:
         """Returns the folder with safetensors in bf16 and the tokenizer."""
         return self._made("checkpoint", self._write_checkpoint)
+
+    def adapters(self) -> list[Path]:
+        """Returns folders as PEFT writes them: random adapters of all projections."""
+        return [self._made(f"a{number}", partial(self._write_adapter, number)) for number in range(NUM_ADAPTERS)]
 
     def openvino(self, python: str) -> Path:
         """Returns OpenVINO's folder, which optimum-intel in the environment of that Python exports."""
@@ -121,6 +132,19 @@ class Files:
         self.model.make().save_pretrained(path)
         default = resolve_model(DEFAULT_MODEL)
         AutoTokenizer.from_pretrained(default.parent, gguf_file=default.name).save_pretrained(path)
+
+    def _write_adapter(self, seed: int, path: Path) -> None:
+        generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
+        for name, weight in load_file(self.checkpoint() / "model.safetensors").items():
+            if name.endswith("_proj.weight"):
+                module = f"base_model.model.{name.removesuffix('.weight')}"
+                for side, shape in (("A", (RANK, weight.shape[1])), ("B", (weight.shape[0], RANK))):
+                    values = 0.01 * torch.randn(shape, generator=generator)
+                    tensors[f"{module}.lora_{side}.weight"] = values.bfloat16()
+        path.mkdir()
+        save_file(tensors, path / "adapter_model.safetensors", {"format": "pt"})
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "bias": "none", "target_modules": PROJECTIONS}
+        (path / "adapter_config.json").write_text(json.dumps(config))
 
     def _write_gguf(self, path: Path) -> None:
         """Writes the checkpoint's weights beside the default model's tokenizer."""

@@ -16,6 +16,7 @@ RATE, FIRST, REQUESTS = "tok/s", "ms", "requests/s"
 # What a contestant must be able to do.
 PREFIXES, HTTP = "prefixes", "http"
 TEXTS_PER_KIND = 2
+NUM_ADAPTERS = 8
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ def seconds(requests: Sequence[Times]) -> float:
     return max(one.last for one in requests) - min(one.start for one in requests)
 
 
-def _streams(count: int) -> Row:
+def _streams(count: int, kind: str = "streams") -> Row:
     many = "stream" if count == 1 else "streams"
-    return Row(f"streams-{count}", f"{count} {many}, output tok/s", f"{count}", count=count, concurrency=count)
+    title = f"LoRA: {NUM_ADAPTERS} adapters, {count} {many}" if kind == "lora" else f"{count} {many}"
+    return Row(f"{kind}-{count}", f"{title}, output tok/s", f"{count}", count=count, concurrency=count)
 
 
 ROWS = {
@@ -96,6 +98,7 @@ ROWS = {
             needs=PREFIXES,
         ),
         Row("short", "requests/s, 4 tokens in, 1 out, 32 in flight", "short", REQUESTS, 4, 1, 288, 32, needs=HTTP),
+        *(_streams(count, "lora") for count in (8, 32)),
         *(
             Row(kind, f"{kind}, 1 stream, output tok/s", kind, count=TEXTS_PER_KIND, texts=kind)
             for kind in ("chat", "code", "quotes")
@@ -138,6 +141,7 @@ COMPARISONS = (
         dict.fromkeys(("streams-8", "streams-32", "streams-64"), 1.1),
         own="pagewire-bf16",
     ),
+    Comparison("bf16, adapters of rank 16", "pagewire-lora", ("vllm-lora",), {"lora-8": 1.2, "lora-32": 1.2}),
     Comparison(
         "texts, our default flags",
         "pagewire-default",

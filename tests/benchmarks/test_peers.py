@@ -24,6 +24,7 @@ from benchmarks.peers.engines.worker import InBatches, Times, Unfinished, Work
 from benchmarks.peers.models import MODELS, Files
 from benchmarks.peers.rows import PREFIXES, ROWS, measured_by
 from pagewire.errors import StartupError
+from pagewire.services.executor.adapters.checkpoint import read_adapter
 from pagewire.tools.bench.prompts import RandomWords
 
 TAKEN = table.Taken("a machine", "2026-11-30", {"Pagewire": "1"}, "python -m benchmarks.peers", 2, 2.5)
@@ -143,10 +144,12 @@ def test_an_engine_in_process_gets_batches() -> None:
 
 # Answers each request with as many chunks as tokens were asked for, the first after 1 ms, then one per 20 ms.
 SERVER = """
-import http.server, json, sys, time
+import http.server, json, os, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with open(os.environ["MODELS"], "a") as models:
+            print(body["model"], file=models)
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
@@ -161,13 +164,17 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 
 
-def test_a_server_is_started_loaded_given_up_and_ended() -> None:
-    server = Server({"command": [sys.executable, "-c", SERVER, "{port}"], "env": {}})
+@pytest.mark.parametrize("adapters", [[], ["a0", "a1"]])
+def test_a_server_is_started_loaded_given_up_and_ended(tmp_path: Path, adapters: list[str]) -> None:
+    command, env = [sys.executable, "-c", SERVER, "{port}"], {"MODELS": str(tmp_path / "models")}
+    server = Server({"command": command, "env": env, "adapters": adapters})
     try:
         server.await_ready()
         times = server.run(Work(["a", "b", "c"], 5, concurrency=3))
         assert [one.num_tokens for one in times] == [5, 5, 5]
         assert all(one.start < one.first < one.last for one in times)
+        named = (tmp_path / "models").read_text().split()[-3:]
+        assert sorted(named) == (["a0", "a0", "a1"] if adapters else ["bench"] * 3)
         with pytest.raises(Unfinished):
             server.run(Work(["a"], 5, limit_s=0.02))
     finally:
@@ -178,7 +185,9 @@ def test_a_server_is_started_loaded_given_up_and_ended() -> None:
 
 def test_missing_peers_are_named(tmp_path: Path) -> None:
     found = field_of(
-        Files(MODELS["default"], tmp_path), Pythons(vllm=sys.executable), lambda key: key != "pagewire-bf16"
+        Files(MODELS["default"], tmp_path),
+        Pythons(vllm=sys.executable),
+        lambda key: key not in ("pagewire-bf16", "pagewire-lora"),
     )
     assert [one.key for one in found.contestants] == ["pagewire", "pagewire-default"]
     # Streams are compared with those of engines without drafts, texts with our default flags.
@@ -193,12 +202,13 @@ def test_a_model_has_the_rows_that_it_can_have() -> None:
     def keys(model: str, names: list[str] | None) -> list[str]:
         return [row.key for row in command.rows_of(MODELS[model], names)]
 
-    assert keys("default", None) == list(ROWS)
+    assert keys("default", None) == [key for key in ROWS if not key.startswith("lora")]
+    assert keys("default", ["lora-8"]) == keys("qwen3-0.5b", ["lora-8"]) == ["lora-8"]
     assert keys("qwen3-0.5b", None) == ["streams-1", "streams-8", "first-2048", "first-8x128", "prefix", "short"]
     assert keys("qwen3-0.5b", ["streams-64", "code"]) == ["streams-64"]
 
 
-def test_the_gguf_file_has_the_weights_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gguf_file_and_adapters_are_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 96, "num_attention_heads": 2}
     monkeypatch.setattr(models, "QWEN3_SHAPE", models.QWEN3_SHAPE | small | {"num_key_value_heads": 1, "head_dim": 32})
     files = Files(MODELS["qwen3-0.5b"], tmp_path)
@@ -214,6 +224,11 @@ def test_the_gguf_file_has_the_weights_of_the_checkpoint(tmp_path: Path, monkeyp
     for name, weight in pairs.items():
         values = gguf.quants.dequantize(stored[name].data, stored[name].tensor_type)
         assert np.array_equal(values, weight.detach().numpy()), name
+    paths = files.adapters()
+    read = [read_adapter(path) for path in paths]
+    assert [path.name for path in paths] == [f"a{number}" for number in range(8)]
+    assert len({one.digest for one in read}) == 8
+    assert {(len(one.modules), module.rank) for one in read for module in one.modules.values()} == {(7, 16)}
 
 
 def test_the_files_of_a_table_name_no_path_of_the_machine(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import uvloop
@@ -30,9 +31,11 @@ LATE = "no end within"
 
 class Server:
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """settings: command, with {port} for its port; env, added to the environment."""
+        """settings: command, with {port} for its port; env, added to the environment; adapters, which requests have
+        in turn."""
         port = available_port("127.0.0.1")
         self._url = f"http://127.0.0.1:{port}"
+        self._models = settings.get("adapters") or [SERVED_NAME]
         command = [part.replace("{port}", str(port)) for part in settings["command"]]
         # Not in this repository, where folders have the names of others' modules.
         self._folder = tempfile.TemporaryDirectory(prefix="pagewire-peers-")
@@ -46,7 +49,8 @@ class Server:
     async def _run(self, work: Work) -> list[Times]:
         timeout = BenchConfig().timeout if work.limit_s is None else work.limit_s
         config = BenchConfig(base_url=self._url, timeout=timeout, concurrency=work.concurrency, ignore_eos=work.exact)
-        bodies = [body(config, SERVED_NAME, prompt, work.output_len) for prompt in work.prompts]
+        named = zip(cycle(self._models), work.prompts)
+        bodies = [body(config, model, prompt, work.output_len) for model, prompt in named]
         records = await load.run(config, bodies)
         failed = [record.error for record in records if record.error is not None]
         if work.limit_s is not None and any(error.startswith(LATE) for error in failed):
