@@ -34,11 +34,8 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 SCALE = HEAD_DIM**-0.5
 # Slots, tokens, rank
 ADAPTERS = (
-    *(
-        (slots, tokens, rank)
-        for rank in (8, 16, 32, 64)
-        for slots, tokens in ((1, 1), (1, 32), (4, 32), (8, 8), (8, 32))
-    ),
+    *((slots, tokens, rank) for rank in (8, 16, 64) for tokens in (8, 32) for slots in (1, 8, 32)),
+    (1, 1, 16),
     (1, 512, 16),
 )
 
