@@ -76,6 +76,21 @@ class ExecutorServiceStub:
                 request_serializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.WatchTiers = channel.unary_stream(
+                '/pagewire.v1.ExecutorService/WatchTiers',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.WatchTiersRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.TierChanges.FromString,
+                _registered_method=True)
+        self.ForgetBlocks = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/ForgetBlocks',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.ForgetBlocksRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.ForgetBlocksResponse.FromString,
+                _registered_method=True)
+        self.ReadBlocks = channel.unary_stream(
+                '/pagewire.v1.ExecutorService/ReadBlocks',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.ReadBlocksRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.BlockContents.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -155,6 +170,29 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchTiers(self, request, context):
+        """Reports which blocks its tiers hold: first all of them, then each change, until the caller ends the call. Executors
+        with the same KVTier.store report the same changes, each in its own time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetBlocks(self, request, context):
+        """Forgets blocks in its tiers: a load that began later does not find them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadBlocks(self, request, context):
+        """Sends blocks of its tiers to an executor with the same KV format, which loads them. Blocks that it does not hold are
+        left out. FAILED_PRECONDITION reports another format.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,6 +235,21 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_executor__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'WatchTiers': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTiers,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.WatchTiersRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.TierChanges.SerializeToString,
+            ),
+            'ForgetBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetBlocks,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.ForgetBlocksRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.ForgetBlocksResponse.SerializeToString,
+            ),
+            'ReadBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadBlocks,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.ReadBlocksRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.BlockContents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -417,6 +470,87 @@ class ExecutorService:
             '/pagewire.v1.ExecutorService/UnloadAdapter',
             pagewire_dot_v1_dot_executor__pb2.UnloadAdapterRequest.SerializeToString,
             pagewire_dot_v1_dot_executor__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTiers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/WatchTiers',
+            pagewire_dot_v1_dot_executor__pb2.WatchTiersRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.TierChanges.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/ForgetBlocks',
+            pagewire_dot_v1_dot_executor__pb2.ForgetBlocksRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.ForgetBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/ReadBlocks',
+            pagewire_dot_v1_dot_executor__pb2.ReadBlocksRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.BlockContents.FromString,
             options,
             channel_credentials,
             insecure,
