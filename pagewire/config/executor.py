@@ -169,6 +169,21 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="memory",
         valid=Range(minimum=0),
     )
+    kv_offloading_size: float = flag(
+        0.0,
+        "host memory for KV blocks that have left the cache, in GiB; they are loaded from there instead of computed "
+        "again where that is faster",
+        group="memory",
+        valid=NOT_NEGATIVE,
+    )
+    kv_offloading_dir: str | None = flag(
+        None,
+        "directory for KV blocks, which survive a restart there; executors of a host with the same model share it",
+        group="memory",
+    )
+    kv_offloading_dir_size: float = flag(
+        10.0, "most bytes of --kv-offloading-dir, in GiB", group="memory", valid=Range(above=0)
+    )
     attention_split_size: int = flag(
         0,
         "tokens of context in one split of attention, on CUDA; a fixed size makes attention bitwise independent of the "

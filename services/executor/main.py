@@ -36,7 +36,8 @@ from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.startup import resolve_device, start_runner
+from pagewire.services.executor.start.startup import resolve_device
+from pagewire.services.executor.tiers.start import served_tiers, start_tiered
 from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
@@ -90,7 +91,7 @@ async def serve(config: ExecutorConfig) -> None:
     watchdog = Watchdog(config.hang_timeout, lambda message: _end_hung(worker, message))
     leader = Leader(config, lambda error: worker.fail(error)) if config.num_ranks > 1 else None
     ranks = None if leader is None else LeadersStart(config, leader)
-    start = partial(start_runner, config) if ranks is None else ranks.runner
+    start = partial(start_tiered, config) if ranks is None else ranks.runner
     place = None if on_cuda else DevicePlace(config)
     worker = Worker(
         lambda: _started(partial(start, str(find_model(config)), progress), place),
@@ -111,6 +112,7 @@ async def serve(config: ExecutorConfig) -> None:
             ServedAdapters(
                 worker.runner.adapters, read, config.lora_dir, None if ranks is None else ranks.drop_adapter
             ),
+            served_tiers(config, worker.runner, info),
         ),
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)

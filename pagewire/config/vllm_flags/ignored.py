@@ -61,18 +61,14 @@ _TABLE = (
     ("additional-config=", "Pagewire has no plugins for platforms"),
     # Memory and kernels
     (
-        "swap-space= preemption-mode=",
-        "a preempted request is computed again, mostly from the prefix cache; enlarge the cache with"
-        " --kv-cache-memory-bytes, or halve its size with --kv-cache-dtype int8",
+        "preemption-mode=",
+        "the blocks of a preempted request are loaded again from --kv-offloading-size or --kv-offloading-dir, or"
+        " computed again where that is faster",
     ),
     (
         "cpu-offload-params= offload-backend= offload-group-size= offload-num-in-group= offload-prefetch-step="
         " offload-params=",
         "--cpu-offload-gb chooses whole layers, evenly spread, and copies each two layers ahead of its use",
-    ),
-    (
-        "kv-offloading-size= kv-offloading-backend=",
-        "the KV cache is in the memory of the device; evicted blocks are computed again",
     ),
     ("use-v2-block-manager", "there is only one block manager, with a hash for each block"),
     ("prefix-caching-hash-algo=", "blocks are found by a SHA-256 chain over their tokens"),

@@ -63,6 +63,11 @@ FLAGS = [
     *_refused(REPLICAS, "data-parallel-rank", harmless=("0",), short=("-dpn",)),
     *_refused(REPLICAS, "data-parallel-start-rank", harmless=("0",), short=("-dpr",)),
     *_refused(REPLICAS, "data-parallel-size-local", short=("-dpl",)),
+    *_refused(
+        "Pagewire's own tiers hold the blocks that left the cache: --kv-offloading-size and --kv-offloading-dir",
+        "kv-offloading-backend",
+        harmless=("native",),
+    ),
     *_refused(_DISAGGREGATED, "kv-transfer-config", "ec-transfer-config", "ec-manager-config"),
     *_refused("weights are replaced from a directory: POST /update_weights_from_disk", "weight-transfer-config"),
     *_refused(

@@ -13,6 +13,7 @@ from dataclasses import replace
 import grpc
 
 from pagewire.errors import StartupError
+from pagewire.process.priority import step_back
 from pagewire.services.executor.adapters import metrics
 from pagewire.services.executor.adapters.directory import Directory
 from pagewire.services.executor.adapters.host import HostAdapter
@@ -20,7 +21,6 @@ from pagewire.services.executor.adapters.loading import Read, described
 from pagewire.services.executor.adapters.low_rank import AdapterError
 from pagewire.services.executor.adapters.slots import AdapterSlots
 from pagewire.services.executor.runner.adapters import Adapters
-from pagewire.services.executor.service.replacement import step_back
 from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.step import NewRequest, SlotChange, Step
 from pagewire.v1.common_pb2 import Adapter

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.config.values import executor as values
-from pagewire.errors import StartupError
 from pagewire.services.executor.device.memory import OutOfMemoryError, mib
 from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer, StateSpec
 from pagewire.services.executor.models.protocol import Model
@@ -25,12 +23,6 @@ _STATE_WINDOW = 2
 # On a CPU the cache shares memory with everything else on the machine, so it is small by default.
 CPU_SHARE_OF_AVAILABLE = 0.25
 CPU_MAX_BYTES = 4 * 1024**3
-
-
-def check_dtype(name: str, model_dtype: torch.dtype) -> None:
-    """Raises StartupError for a `--kv-cache-dtype` that the kernels cannot read."""
-    if refused := values.of_cache_dtype(name, str(model_dtype).removeprefix("torch.")):
-        raise StartupError(refused)
 
 
 def has_state(model: Model) -> bool:

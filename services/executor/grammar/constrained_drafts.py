@@ -111,6 +111,9 @@ class ConstrainedDrafts(Proposer):
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         self._proposer.on_other_drafts(rows, num_tokens)
 
+    def on_other_contents(self, group: int, blocks: np.ndarray) -> None:
+        self._proposer.on_other_contents(group, blocks)
+
     def prefer(self, method: int) -> bool:
         return self._proposer.prefer(method)
 

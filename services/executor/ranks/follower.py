@@ -14,6 +14,7 @@ from functools import partial
 from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.files.models import find_model
+from pagewire.process.priority import step_back
 from pagewire.process.process import release_unused_memory
 from pagewire.process.watchdog import BEAT_S
 from pagewire.services.executor.adapters.host import with_adapters
@@ -36,7 +37,7 @@ from pagewire.services.executor.ranks.tls_link import followers_link
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.runner import Begun
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.replacement import LoadedWeights, load_weights, step_back
+from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import StepRequest, Weights

@@ -48,6 +48,9 @@ class Proposer:
     def on_other_drafts(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         """Informs the proposer that its drafts behind the first num_tokens [n] of these rows [n] were replaced."""
 
+    def on_other_contents(self, group: int, blocks: np.ndarray) -> None:
+        """Informs the proposer that these blocks int64 [n] of a group hold other tokens than those it has computed."""
+
     def reset(self) -> None:
         """Forgets all requests."""
 

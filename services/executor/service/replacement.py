@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.config.values.executor import of_replaced_offload
 from pagewire.errors import StartupError
 from pagewire.files.models import resolve_model
+from pagewire.process.priority import step_back
 from pagewire.process.process import release_unused_memory
 from pagewire.services.executor import stats
 from pagewire.services.executor.device import memory
@@ -41,7 +40,6 @@ from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
-_NICENESS = 10  # of the reading threads: steps continue at full speed
 _CHECKED_FOR_NAN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -205,8 +203,3 @@ class Replacements:
 
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)
-
-
-def step_back() -> None:
-    """Lowers the priority of the calling thread and of threads that it starts."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)

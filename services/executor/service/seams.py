@@ -1,12 +1,22 @@
-"""The seams of the servicer: grammars of requests, replacement of the model's weights, adapters."""
+"""The seams of the servicer: grammars of requests, replacement of the model's weights, adapters, tiers of memory."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from pagewire.services.executor.service.session import Outcome
 from pagewire.services.executor.step.step import Step
 from pagewire.v1.common_pb2 import Adapter, Grammar
-from pagewire.v1.executor_pb2 import DescribeResponse, Weights
+from pagewire.v1.executor_pb2 import (
+    BlockContents,
+    BlockHashes,
+    DescribeResponse,
+    ReadBlocksRequest,
+    StepRequest,
+    TierChanges,
+    Weights,
+)
 
 
 class Grammars(Protocol):
@@ -61,9 +71,33 @@ class AdapterVersions(Protocol):
         """Ends threads."""
 
 
+class TierCalls(Protocol):
+    """The tiers of KV memory. Used on the event loop."""
+
+    async def describe(self, response: DescribeResponse) -> None:
+        """Adds the tiers to a description that has the weights in force."""
+
+    def attach(self, step: Step, message: StepRequest, deliver: Callable[[Outcome], None]) -> Step:
+        """Returns the step with the blocks that its message saves and loads. deliver: receives the outcomes of loads,
+        on any thread. Raises InvalidStep."""
+
+    def watch(self) -> AsyncIterator[TierChanges]:
+        """Yields what the tiers hold, then how it changes."""
+
+    async def forget(self, blocks: Sequence[BlockHashes]) -> None:
+        """Forgets blocks in every tier; none: all. Raises RpcError."""
+
+    def read(self, request: ReadBlocksRequest) -> AsyncIterator[BlockContents]:
+        """Yields those of the blocks that the tiers hold. Raises RpcError."""
+
+    def close(self) -> None:
+        """Ends threads."""
+
+
 class Features(NamedTuple):
     """Everything that is served beside steps."""
 
     grammars: Grammars
     weights: WeightVersions
     adapters: AdapterVersions
+    tiers: TierCalls

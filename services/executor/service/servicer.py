@@ -12,12 +12,13 @@ from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
+from pagewire.services.executor.service.feature_calls import FeatureCalls
 from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.session import Results, Session, StepFailed
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
-from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.v1 import executor_pb2
 from pagewire.wire.local.pipe import thread_writer
 from pagewire.wire.rpc import RpcError, cancel
 from pagewire.wire.status.executor_failures import ExecutorFailure
@@ -35,7 +36,7 @@ _FAILURES = {
 }
 
 
-class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+class ExecutorServicer(FeatureCalls):
     """Converts messages; the worker executes."""
 
     def __init__(
@@ -66,14 +67,9 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> executor_pb2.DescribeResponse:
         info, features = await self._loaded(), await self._features()
         response = convert.describe_response(info, await features.weights.in_force())
+        await features.tiers.describe(response)  # at once: for the weights that are in force
         response.MergeFrom(await features.adapters.describe())
         return response
-
-    async def LoadWeights(
-        self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.LoadWeightsResponse:
-        weights = (await self._features()).weights
-        return executor_pb2.LoadWeightsResponse(weights=await weights.load(request.weights))
 
     async def InstallWeights(
         self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
@@ -81,30 +77,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         weights = (await self._features()).weights
         self._check_term(request.term)
         return executor_pb2.InstallWeightsResponse(seconds=await weights.install(request.weights))
-
-    async def DropWeights(
-        self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.DropWeightsResponse:
-        (await self._features()).weights.drop()
-        return executor_pb2.DropWeightsResponse()
-
-    async def LoadAdapter(
-        self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.LoadAdapterResponse:
-        adapters = (await self._features()).adapters
-        return executor_pb2.LoadAdapterResponse(adapter=await adapters.load(request.adapter))
-
-    async def UnloadAdapter(
-        self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.UnloadAdapterResponse:
-        (await self._features()).adapters.unload(request.digest, request.name)
-        return executor_pb2.UnloadAdapterResponse()
-
-    async def CompileGrammar(
-        self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.CompileGrammarResponse:
-        await (await self._features()).grammars.check(request.grammar)
-        return executor_pb2.CompileGrammarResponse()
 
     async def _features(self) -> Features:
         info = await self._loaded()
@@ -192,6 +164,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 if step.new_requests or step.slot_changes:
                     features = await self._features()
                     step = await features.adapters.attach(await features.grammars.attach(step))
+                if request.saves or request.loads:
+                    step = (await self._features()).tiers.attach(step, request, results.deliver)
                 if sum(request.num_scheduled_tokens) > LARGE_STEP:
                     results.expect_large(step.step_id)
                 self._worker.submit(session, step)

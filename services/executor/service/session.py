@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -48,13 +49,15 @@ class Results:
         self._num_queued = 1  # by deliver(); the first is the message that opens the stream
         self._num_written = 0
         self._large_steps = set[int]()
+        self._delivering = threading.Lock()
 
     def deliver(self, item: Outcome) -> None:
-        """Sends an item. Called on the worker's threads, by one at a time."""
-        if self._may_write(item) and self._writer is not None and self._writer.try_write(item):
-            return
-        self._num_queued += 1
-        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        """Sends an item. Called on the worker's threads, and on those that load blocks."""
+        with self._delivering:
+            if self._may_write(item) and self._writer is not None and self._writer.try_write(item):
+                return
+            self._num_queued += 1
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     def _may_write(self, item: Outcome) -> bool:
         return (

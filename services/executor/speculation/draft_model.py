@@ -46,6 +46,10 @@ class DraftModel(ModelProposer):
         self._group = draft_cache.places(drafter, target.model)[0]
         self._filled = Filled(limits.max_num_seqs, len(self.kv_caches[0]), self._group, limits.block_size)
 
+    def on_other_contents(self, group: int, blocks: np.ndarray) -> None:
+        if group == self._group:
+            self._filled.take(blocks)
+
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
     ) -> np.ndarray | None:

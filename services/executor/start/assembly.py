@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from pagewire.services.executor.batch.images.image_inputs import ImageInputs
 from pagewire.services.executor.grammar.constrained_drafts import ConstrainedDrafts
 from pagewire.services.executor.grammar.constraints import GrammarConstraints
-from pagewire.services.executor.images.image_inputs import ImageInputs
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.prompt_logprobs import PromptLogprobs

@@ -102,7 +102,8 @@ def start_runner(
         raise StartupError(refused)
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
-    kv_cache.check_dtype(config.kv_cache_dtype, model.config.dtype)
+    if refused := values.of_cache_dtype(config.kv_cache_dtype, str(model.config.dtype).removeprefix("torch.")):
+        raise StartupError(refused)
     uses_graphs = _uses_graphs(config, model, device)
     records = _records_steps(config, model, device)
     setup = Setup(
@@ -214,6 +215,8 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
             max_len,
         )
         max_len = max_tokens
+    if refused := values.of_blocks(config.block_size, config.state_block_size):
+        raise StartupError(refused)
     if refused := of_memory.of_rows(max_num_seqs, max_tokens, max_len, memory.available_bytes(device)):
         raise memory.OutOfMemoryError(refused)
     return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagewire.config.values import executor as values
 from pagewire.errors import StartupError
 
 STATE_TOKENS = 512
@@ -28,5 +27,3 @@ class Limits:
                 "a request could have one token in all, and no room to generate; raise --max-model-len or "
                 "--num-gpu-blocks-override"
             )
-        if refused := values.of_blocks(self.block_size, self.state_tokens):
-            raise StartupError(refused)

@@ -15,6 +15,7 @@ from pagewire.services.executor.service.replacement import Replacements, load_we
 from pagewire.services.executor.service.seams import Features, Grammars
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.tiers.start import served_tiers
 
 
 def servicer_of(
@@ -32,5 +33,6 @@ def servicer_of(
             make(info),
             Replacements(worker, load, first_weights(info)),
             ServedAdapters(worker.runner.adapters, load_adapter, config.lora_dir),
+            served_tiers(config, worker.runner, info),
         ),
     )

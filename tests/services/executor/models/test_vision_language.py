@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagewire.services.executor.batch.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.graphs.recorded_steps import RecordedSteps
-from pagewire.services.executor.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
 from pagewire.services.executor.start.assembly import assemble
 from tests.services.executor.helpers.stepping import BLOCK_SIZE, CPU, LIMITS, Driver, graph_steps, sampling_params

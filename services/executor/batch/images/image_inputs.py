@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor import stats
+from pagewire.services.executor.batch.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.batch.input_batch import InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device.upload import upload
-from pagewire.services.executor.images.embedding_cache import EmbeddingCache
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.vision.image_forms import PIXELS
 from pagewire.services.executor.models.vision.vision_model import RotatesByAxes, VisionModel

@@ -1,0 +1,89 @@
+"""Copies between blocks of the KV cache and memory of the host, beside steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Copies(Protocol):
+    """Copies of whole blocks. Points in time are opaque: None, or an event of the device."""
+
+    def now(self) -> Any:
+        """Returns the time at which all steps that were launched are done. Called on the device thread."""
+
+    def save(self, group: int, block: int, target: np.ndarray, after: Any) -> Any:
+        """Starts to copy a block to memory of the host; returns when it will be done."""
+
+    def load(self, group: int, block: int, source: np.ndarray, after: Any) -> Any:
+        """Starts to fill a block with bytes of the host; returns when it will be done."""
+
+    def hold_steps(self, until: Any) -> None:
+        """Lets later steps begin only then. Called on the device thread."""
+
+    def wait(self, until: Any) -> None:
+        """Waits on the host."""
+
+
+def rows_of(cache: Tensor) -> Tensor:
+    """Returns the bytes of each block, uint8 [num_blocks, block_bytes]. cache: [num_blocks, ...]"""
+    return cache.view(torch.uint8).view(len(cache), cache[0].nbytes) if cache.numel() else cache.new_empty(0, 0)
+
+
+class HostCopies:
+    """A KV cache in memory of the host: a copy is done when its call returns."""
+
+    def __init__(self, caches: Sequence[Tensor]) -> None:
+        """caches: of each group, [num_blocks, ...]"""
+        self._blocks = [rows_of(cache).numpy() for cache in caches]
+
+    def now(self) -> None: ...
+
+    def save(self, group: int, block: int, target: np.ndarray, after: Any) -> None:
+        np.copyto(target, self._blocks[group][block])
+
+    def load(self, group: int, block: int, source: np.ndarray, after: Any) -> None:
+        np.copyto(self._blocks[group][block], source)
+
+    def hold_steps(self, until: Any) -> None: ...
+
+    def wait(self, until: Any) -> None: ...
+
+
+class CudaCopies:
+    """A KV cache on a GPU: copies run on a stream of their own, beside the steps."""
+
+    def __init__(self, caches: Sequence[Tensor]) -> None:
+        """caches: of each group, [num_blocks, ...]"""
+        self._device = caches[0].device
+        self._blocks = [rows_of(cache) for cache in caches]
+        self._stream = torch.cuda.Stream(self._device)
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def save(self, group: int, block: int, target: np.ndarray, after: Any) -> torch.cuda.Event:
+        return self._copy(torch.from_numpy(target), self._blocks[group][block], after)
+
+    def load(self, group: int, block: int, source: np.ndarray, after: Any) -> torch.cuda.Event:
+        return self._copy(self._blocks[group][block], torch.from_numpy(source), after)
+
+    def _copy(self, target: Tensor, source: Tensor, after: Any) -> torch.cuda.Event:
+        done = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(after)
+            target.copy_(source, non_blocking=True)
+            done.record(self._stream)
+        return done
+
+    def hold_steps(self, until: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(until)
+
+    def wait(self, until: Any) -> None:
+        until.synchronize()

@@ -1,0 +1,199 @@
+"""Blocks on their way from the tiers to the KV cache.
+
+A block is read into memory of the host and checked before it is copied: a load that was given up writes to no block
+later. A load ends in bounded time; what it has not loaded by then is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagewire.services.executor.tiers import metrics
+from pagewire.services.executor.tiers.contents import Key
+from pagewire.services.executor.tiers.copies import Copies
+from pagewire.services.executor.tiers.disk import DiskTier
+from pagewire.services.executor.tiers.host import HostBlocks, Slot
+
+logger = logging.getLogger(__name__)
+
+LOAD_S = 10.0  # longest time of a load
+_DISK_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The outcome of a load."""
+
+    load_id: int
+    missing: list[int]  # indices of the blocks that were not loaded
+    seconds: float
+    num_bytes: dict[str, int]  # tier -> bytes
+
+
+@dataclass(eq=False)
+class Load:
+    """Blocks to fill, and what they are to hold."""
+
+    load_id: int
+    blocks: Sequence[tuple[Key, int]]  # (key, block id)s
+    report: Callable[[Loaded], None]  # called once on any thread, unless the load is cancelled
+    source: str = ""
+    began: float = field(default_factory=time.monotonic)
+    # Guarded by the lock of `Loads`:
+    is_over: bool = False
+    is_reported: bool = False
+    num_copying: int = 0
+    left: int = 0  # blocks that are neither loaded nor missing yet
+    found: set[int] = field(default_factory=set)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def time_left(self) -> float:
+        return max(0.0, self.began + LOAD_S - time.monotonic())
+
+
+class Loads:
+    """The loads that have begun."""
+
+    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None) -> None:
+        self._copies, self._host, self._disk = copies, host, disk
+        self._changed = threading.Condition()
+        self._running: set[Load] = set()
+        self._quick = ThreadPoolExecutor(2, "kv-loads")
+        self._slow = ThreadPoolExecutor(_DISK_THREADS, "kv-reads")
+        self.format = ""
+
+    # -- on the device thread ----------------------------------------------------------------------------------------
+
+    def begin(self, load: Load) -> None:
+        """Begins a load, once the steps launched so far are done."""
+        after = self._copies.now()
+        with self._changed:
+            if load.is_over:
+                return
+            load.left = len(load.blocks)
+            self._running.add(load)
+        self._quick.submit(self._run, load, after)
+
+    def cancel(self) -> None:
+        """Ends all loads without a report. No block is written to from now on."""
+        with self._changed:
+            for load in self._running:
+                load.is_over = load.is_reported = True
+            self._changed.wait_for(lambda: not any(load.num_copying for load in self._running))
+            self._running.clear()
+
+    # -- on any thread -----------------------------------------------------------------------------------------------
+
+    def give_up(self, load: Load) -> None:
+        """Ends a load: what it has not loaded is missing."""
+        with self._changed:
+            if load.left:
+                metrics.failed_load("late", load.left)
+            load.is_over = True
+        self._report(load)
+
+    def close(self) -> None:
+        self.cancel()
+        for pool in (self._quick, self._slow):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- on the threads that load ------------------------------------------------------------------------------------
+
+    def _run(self, load: Load, after: Any) -> None:
+        """Loads what is in host memory, then lets other threads read the rest."""
+        try:
+            rest = []
+            for index, (key, _) in enumerate(load.blocks):
+                if load.is_over:
+                    return
+                if (slot := self._host.find(key)) is None:
+                    rest.append(index)
+                else:
+                    self._place(load, index, slot, "host", after)
+            if not load.blocks:
+                self._report(load)
+            indices = iter(rest)
+            for _ in range(min(len(rest), _DISK_THREADS)):
+                self._slow.submit(self._read, load, indices, after)
+        except Exception:
+            logger.exception("a load failed")
+            self.give_up(load)
+
+    def _read(self, load: Load, indices: Any, after: Any) -> None:
+        """Reads blocks from the disk."""
+        try:
+            while True:
+                with self._changed:
+                    if load.is_over or (index := next(indices, None)) is None:
+                        return
+                self._read_one(load, index, after)
+        except Exception:
+            logger.exception("a load failed")
+            self.give_up(load)
+
+    def _read_one(self, load: Load, index: int, after: Any) -> None:
+        key, _ = load.blocks[index]
+        if self._disk is None:
+            self._miss(load, "gone")
+            return
+        if (slot := self._host.acquire(key[0], load.time_left)) is None:
+            self._miss(load, "late")
+            return
+        if (checksum := self._disk.read(key, slot.contents)) is None:
+            self._host.release(slot)
+            self._miss(load)
+            return
+        kv_format = self.format
+        self._place(load, index, slot, "disk", after, lambda: self._host.publish(kv_format, slot, key, checksum))
+
+    def _miss(self, load: Load, cause: str = "") -> None:
+        if cause:
+            metrics.failed_load(cause)
+        with self._changed:
+            load.left -= 1
+        self._report(load)
+
+    def _place(
+        self, load: Load, index: int, slot: Slot, tier: str, after: Any, placed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Copies a block that was checked from a pinned slot, which it releases, to the KV cache."""
+        with self._changed:
+            is_over = load.is_over
+            load.num_copying += not is_over
+        if not is_over:
+            key, block = load.blocks[index]
+            try:
+                self._copies.wait(self._copies.load(key[0], block, slot.contents, after))
+                placed()
+            finally:
+                with self._changed:
+                    load.num_copying -= 1
+                    self._changed.notify_all()
+            metrics.hit(tier, slot.contents.nbytes)
+            with self._changed:
+                load.left -= 1
+                load.found.add(index)
+                load.num_bytes[tier] += slot.contents.nbytes
+        self._host.release(slot)
+        self._report(load)
+
+    def _report(self, load: Load) -> None:
+        """Reports a load once it has ended, and nothing more is copied."""
+        with self._changed:
+            load.is_over |= not load.left
+            if not load.is_over or load.num_copying or load.is_reported:
+                return
+            load.is_reported = True
+            self._running.discard(load)
+        seconds = time.monotonic() - load.began
+        metrics.loaded(sum(load.num_bytes.values()), seconds)
+        missing = [index for index in range(len(load.blocks)) if index not in load.found]
+        load.report(Loaded(load.load_id, missing, seconds, dict(load.num_bytes)))

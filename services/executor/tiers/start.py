@@ -1,0 +1,90 @@
+"""The start of tiers: from flags and a runner to tiers of its blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pagewire.config import ExecutorConfig
+from pagewire.files.models import find_model
+from pagewire.services.executor.batch import kv_cache
+from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.progress import Progress
+from pagewire.services.executor.runner.executor_info import ExecutorInfo
+from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service.seams import TierCalls
+from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.tiers.copies import Copies, CudaCopies, HostCopies
+from pagewire.services.executor.tiers.directory import Directory
+from pagewire.services.executor.tiers.disk import DiskTier
+from pagewire.services.executor.tiers.host import GroupSize, HostBlocks, slots_of
+from pagewire.services.executor.tiers.runner import TieredRunner
+from pagewire.services.executor.tiers.served import NoTiers, ServedTiers
+from pagewire.services.executor.tiers.shared import Memory
+from pagewire.services.executor.tiers.tiers import Tiers
+
+logger = logging.getLogger(__name__)
+
+# Of the layout of blocks, and of what the kernels write to them.
+_LAYOUT = 1
+# Memory that blocks pass on their way to and from the disk, if there is no host tier.
+_STAGING_BYTES, _LEAST_STAGED = 64 * 1024**2, 8
+_GIB = 1024**3
+
+
+def start_tiered(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
+    """Starts a runner as `start_runner` does, with tiers."""
+    runner, info = start_runner(config, model_path, progress)
+    return with_tiers(config, runner), info
+
+
+def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
+    """Returns the runner with the tiers of the flags. Raises StartupError."""
+    caches = runner.kv_caches[: len(runner.kv_groups)]
+    groups = [GroupSize(len(cache), cache[0].nbytes) for cache in caches]
+    copies: Copies = HostCopies(caches) if memory.is_shared(runner.device) else CudaCopies(caches)
+    host_bytes = int(config.kv_offloading_size * _GIB)
+    num_slots = slots_of(host_bytes or _STAGING_BYTES, groups, _LEAST_STAGED)
+    block_bytes = [group.block_bytes for group in groups]
+    host = HostBlocks(Memory(num_slots, block_bytes), is_tier=host_bytes > 0)
+    disk = None
+    if config.kv_offloading_dir is not None:
+        directory = Directory(config.kv_offloading_dir, int(config.kv_offloading_dir_size * _GIB), block_bytes)
+        disk = DiskTier(directory, host, max_queued=max(host.num_bytes // 4, _STAGING_BYTES))
+    return TieredRunner(runner, Tiers(copies, host, disk, block_bytes))
+
+
+def served_tiers(config: ExecutorConfig, runner: Runner, info: ExecutorInfo) -> TierCalls:
+    """Returns the calls about the tiers of a runner, which may have none."""
+    if not isinstance(runner, TieredRunner):
+        return NoTiers()
+    return ServedTiers(runner, model_digest(config, runner))
+
+
+def model_digest(config: ExecutorConfig, runner: Runner) -> str:
+    """Returns a digest of everything but the weights that the contents of a block depend on."""
+    facts: dict[str, Any] = {
+        "layout": _LAYOUT,
+        "config": _config_text(config),
+        "overrides": config.hf_overrides,
+        "implementation": [config.model_impl, config.quantization],
+        "dtype": str(runner.model.config.dtype),
+        "groups": [
+            (type(spec).__name__, asdict(spec), [layer.layer_idx for layer in layers])
+            for spec, layers in kv_cache.groups(runner.model).items()
+        ],
+        "blocks": [runner.limits.block_size, runner.limits.state_tokens],
+        "device": runner.device.type,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _config_text(config: ExecutorConfig) -> str:
+    path = Path(find_model(config))
+    file = path / "config.json"
+    return file.read_text() if path.is_dir() and file.exists() else ""

@@ -1,0 +1,108 @@
+"""The tiers of one executor, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewire.services.executor.tiers.contents import Contents, Key
+from pagewire.services.executor.tiers.copies import Copies
+from pagewire.services.executor.tiers.disk import DiskTier
+from pagewire.services.executor.tiers.host import HostBlocks
+from pagewire.services.executor.tiers.loads import Loads
+from pagewire.services.executor.tiers.saves import Saves
+
+logger = logging.getLogger(__name__)
+
+_LAST_WRITES_S = 5.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The cost of loading from a tier."""
+
+    bytes_per_second: float = 0.0  # 0 = unknown
+    latency: float = 0.0  # seconds, besides
+
+
+class Tiers:
+    """Host memory, the directory, and what is on its way to and from both."""
+
+    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None, block_bytes: Sequence[int]) -> None:
+        """block_bytes: of each group."""
+        self.host, self.disk, self.block_bytes = host, disk, tuple(block_bytes)
+        self.saves = Saves(copies, host, disk)
+        self.loads = Loads(copies, host, disk)
+        self.format = ""  # "" = of weights that are not known yet: nothing is saved or found
+        self.rates: dict[str, Rate] = {}  # by tier
+
+    @property
+    def exist(self) -> bool:
+        """True if blocks are kept; if not, they can still be loaded from other executors."""
+        return self.host.is_tier or self.disk is not None
+
+    @property
+    def contents(self) -> dict[str, Contents]:
+        """The blocks of each tier, the fastest first."""
+        found = {"host": self.host.contents} if self.host.is_tier else {}
+        return found if self.disk is None else found | {"disk": self.disk.directory.contents}
+
+    def open(self, kv_format: str) -> None:
+        """Makes this the format of all blocks."""
+        if kv_format == self.format:
+            return
+        self.format = self.loads.format = kv_format
+        self.host.open(kv_format)
+        if self.disk is not None:
+            self.disk.open(kv_format)
+
+    def on_other_weights(self) -> None:
+        """Ends loads, and saves that have not begun; the others keep their format. Called on the device thread, before
+        the KV cache becomes void."""
+        self.loads.cancel()
+        self.saves.drop()
+        self.format = self.loads.format = ""
+        self.host.open("")
+
+    def save(self, blocks: Iterable[tuple[Key, int]]) -> None:
+        """Saves blocks of the step that was just launched. Called on the device thread."""
+        if self.format and self.exist:
+            self.saves.add(self.format, blocks)
+
+    def forget(self, keys: Sequence[Key]) -> None:
+        """Forgets blocks in every tier; none: all. May wait for the disk."""
+        self.saves.forget(set(keys) or None)
+        if not keys:
+            self.host.clear()
+        for key in keys:
+            self.host.forget(key)
+        if self.disk is None:
+            return
+        if not keys:
+            self.disk.clear()
+        for key in keys:
+            self.disk.forget(key)
+
+    def read(self, key: Key) -> tuple[bytes, int] | None:
+        """Returns a block of its tiers and its checksum, for another executor. May wait for the disk."""
+        if (slot := self.host.find(key)) is not None:
+            found: tuple[bytes, int] | None = bytes(slot.contents), slot.checksum
+            self.host.release(slot)
+            return found
+        if self.disk is None or key not in self.disk.directory.contents:
+            return None
+        into = np.empty(self.block_bytes[key[0]], dtype=np.uint8)
+        checksum = self.disk.read(key, into)
+        return None if checksum is None else (bytes(into), checksum)
+
+    def close(self) -> None:
+        """Ends the threads; what was to be saved is written if the disk is quick."""
+        self.loads.close()
+        self.saves.wait(_LAST_WRITES_S)
+        self.saves.close()
+        if self.disk is not None:
+            self.disk.close(_LAST_WRITES_S)
+        self.host.close()
