@@ -252,6 +252,19 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     lora_dir: str | None = flag(
         None, "directory of adapters that requests may name; what changes in it is noticed", group="adapters"
     )
+    role: str = flag(
+        "both",
+        "part of this executor among several; prefill: computes prompts and hands them over, decode: "
+        "continues them, both: a request stays where it begins",
+        group="executor",
+        choices=("both", "prefill", "decode"),
+    )
+    kv_transfer_config: str | None = flag(
+        None,
+        "the role as vLLM spells it: JSON object with kv_role kv_producer (prefill), kv_consumer (decode) or kv_both",
+        group="executor",
+        kind="json",
+    )
     num_threads: int | None = flag(
         None,
         "threads that compute on a CPU (default: the cores that the process may use)",

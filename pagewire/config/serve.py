@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.config.executor import ExecutorConfig
-from pagewire.config.fields import PORT, flag
+from pagewire.config.fields import PORT, Range, flag
 from pagewire.config.gateway import GatewayConfig
 from pagewire.config.ray import RayConfig
 from pagewire.config.scheduler import SchedulerConfig
@@ -28,6 +28,13 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
         "public gRPC port of the scheduler, for token ids (default: not served)",
         group="network",
         valid=PORT,
+    )
+    prefill_executors: int = flag(
+        0,
+        "of the executors of --data-parallel-size, how many only compute prompts, while the others decode; 0: all do "
+        "both",
+        group="executor",
+        valid=Range(minimum=0, maximum=1023),
     )
     uds_dir: str | None = flag(
         None,
@@ -54,6 +61,7 @@ SET_BY_STACK = (
     "scheduler_address",
     "executor_address",
     "cpu_share",
+    "role",
     "rank",
     "leader",
     "group_secret",

@@ -25,7 +25,7 @@ from pagewire.config.speculation import Speculation
 from pagewire.config.values import adapters as of_adapters
 from pagewire.config.values import drafts as of_drafts
 from pagewire.config.values import executor as of_executor
-from pagewire.config.values import executor_config
+from pagewire.config.values import executor_config, kv_transfer
 from pagewire.config.values import gateway as of_gateway
 from pagewire.config.values import memory as of_memory
 from pagewire.config.values import tokenizer as of_tokenizer
@@ -79,7 +79,7 @@ def refusals(
         checks += [lambda: _check_executor(config), lambda: _check_drafts(config), lambda: _check_model(config)]
     if isinstance(config, ServeConfig):
         checks += [lambda: local_executors.devices(config), lambda: _check_sockets(config)]
-        checks.append(lambda: _check_adapters(config))
+        checks += [lambda: _check_adapters(config), lambda: _check_roles(config)]
     for one in checks:
         try:
             one()
@@ -146,6 +146,15 @@ def _check_sockets(config: ServeConfig) -> None:
 def _check_adapters(config: ServeConfig) -> None:
     of_model = of_tokenizer.served_names(config.served_model_name or default_served_name(config.model))
     of_adapters.check_names(config.lora_modules, of_model)
+
+
+def _check_roles(config: ServeConfig) -> None:
+    is_on_ray = config.distributed_executor_backend == "ray"
+    has_cache = config.enable_prefix_caching
+    num_prefill, num_executors, role = config.prefill_executors, config.data_parallel_size, kv_transfer.role_of(config)
+    _raise_first(
+        [kv_transfer.of_stack(num_prefill, num_executors, role, is_on_ray=is_on_ray, has_prefix_cache=has_cache)]
+    )
 
 
 def _check_text(config: TokenizerConfig) -> None:

@@ -29,14 +29,22 @@ def names(config: ServeConfig) -> list[str]:
     return ["executor"] if count == 1 else [f"executor-{number}" for number in range(count)]
 
 
-def part(config: ServeConfig, listen: str, place: CpuBinding | None = None) -> ExecutorConfig:
+def roles(config: ServeConfig) -> list[str]:
+    """Returns the role of each executor on this machine."""
+    of_others = "decode" if config.prefill_executors else "both"
+    return ["prefill" if i < config.prefill_executors else of_others for i in range(len(names(config)))]
+
+
+def part(config: ServeConfig, listen: str, place: CpuBinding | None = None, role: str = "both") -> ExecutorConfig:
     """Returns the configuration of one executor. Flags about threads and memory apply to each executor.
 
     place: its processors and NUMA node, if they are bound.
     """
     share = 1 / config.data_parallel_size
     where: dict[str, Any] = {} if place is None else place.flags
-    executor: ExecutorConfig = config.part(ExecutorConfig, listen=listen, metrics_port=None, cpu_share=share, **where)
+    executor: ExecutorConfig = config.part(
+        ExecutorConfig, listen=listen, metrics_port=None, cpu_share=share, role=role, **where
+    )
     return executor
 
 

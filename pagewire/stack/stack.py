@@ -178,9 +178,13 @@ def services(config: ServeConfig, directory: Path, given: ServeConfig | None = N
         grpc_service("scheduler", scheduler),
         *_ray_executors(config, directory, given or config),
         *(
-            grpc_service("executor", local_executors.part(config, address[name], place), name, **devices)
-            for name, devices, place in zip(
-                executors, local_executors.devices(config), _places_of(places, len(executors)), strict=True
+            grpc_service("executor", local_executors.part(config, address[name], place, role), name, **devices)
+            for name, devices, place, role in zip(
+                executors,
+                local_executors.devices(config),
+                _places_of(places, len(executors)),
+                local_executors.roles(config),
+                strict=True,
             )
         ),
     ]

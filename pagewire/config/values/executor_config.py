@@ -8,6 +8,7 @@ from pagewire.config.profiles import has_nvidia_driver, runs_on_cuda
 from pagewire.config.values import adapters
 from pagewire.config.values import executor as values
 from pagewire.config.values.faults import parse_faults
+from pagewire.config.values.kv_transfer import of_vectors, role_of
 
 
 def refusals(config: ExecutorConfig) -> Iterator[str | None]:
@@ -29,6 +30,9 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
     if config.enable_expert_parallel:
         yield values.of_lone_experts(config.tensor_parallel_size)
     yield from adapters.refusals(config)
+    role = role_of(config)
+    if config.runner == "pooling":
+        yield of_vectors(role)
     if config.fault_injection is not None:
         parse_faults(config.fault_injection)
     if config.distributed_executor_backend == "ray" and find_spec("ray") is None:

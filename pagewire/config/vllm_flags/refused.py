@@ -5,7 +5,7 @@ from pagewire.config.vllm_flags.ignored import NODES, REPLICAS
 
 _CODE = "code from outside is not loaded"
 _PROMPT_ADAPTER = "prompt adapters are not served (vLLM dropped them, too); serve a tuned model"
-_DISAGGREGATED = "an executor computes both prompts and decodes; keys and values are not sent to other executors"
+_ENCODERS = "one executor runs both the image encoder and the language model"
 
 
 def _refused(
@@ -42,7 +42,7 @@ FLAGS = [
     *_refused(_PROMPT_ADAPTER, "prompt-adapters", takes="words"),
     *_refused("prompts are text or token ids", "enable-prompt-embeds", "enable-mm-embeds", takes="switch"),
     *_refused("images are read as transformers' processor reads them", "interleave-mm-strings", takes="switch"),
-    *_refused("one executor runs both the image encoder and the language model", "mm-encoder-only", takes="switch"),
+    *_refused(_ENCODERS, "mm-encoder-only", takes="switch"),
     # Memory
     *_refused(
         "the scales of an fp8 cache are the checkpoint's k_scale and v_scale, or 1",
@@ -68,7 +68,7 @@ FLAGS = [
         "kv-offloading-backend",
         harmless=("native",),
     ),
-    *_refused(_DISAGGREGATED, "kv-transfer-config", "ec-transfer-config", "ec-manager-config"),
+    *_refused(_ENCODERS, "ec-transfer-config", "ec-manager-config"),
     *_refused("weights are replaced from a directory: POST /update_weights_from_disk", "weight-transfer-config"),
     *_refused(
         "drafts are accepted by rejection sampling, which keeps the distribution of tokens",

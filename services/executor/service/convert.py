@@ -33,6 +33,11 @@ _KINDS = {
     "embed": common_pb2.MODEL_KIND_EMBED,
     "classify": common_pb2.MODEL_KIND_CLASSIFY,
 }
+_ROLES = {
+    "both": executor_pb2.EXECUTOR_ROLE_UNSPECIFIED,
+    "prefill": executor_pb2.EXECUTOR_ROLE_PREFILL,
+    "decode": executor_pb2.EXECUTOR_ROLE_DECODE,
+}
 _TENSOR_DTYPES = ("float32", "int64")
 _MAX_DIMENSIONS = 8
 _MAX_INT32 = 2**31 - 1
@@ -254,4 +259,5 @@ def describe_response(info: ExecutorInfo, weights: executor_pb2.Weights) -> exec
         num_ranks=info.num_ranks,
         whole_prompts=info.whole_prompts,
         predecessor_failed=info.predecessor_failed,
+        role=_ROLES[info.role],
     )

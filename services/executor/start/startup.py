@@ -14,6 +14,7 @@ import torch
 from pagewire.config import ExecutorConfig
 from pagewire.config.values import executor as values
 from pagewire.config.values import memory as of_memory
+from pagewire.config.values.kv_transfer import of_vectors, role_of
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
@@ -99,6 +100,8 @@ def start_runner(
         group.check_same("weights", served.digest)
     model, pooling = served.model, served.pooling
     if config.batch_invariant and (refused := values.of_batches(str(model.config.dtype).removeprefix("torch."))):
+        raise StartupError(refused)
+    if not pooling.generates and (refused := of_vectors(role_of(config))):
         raise StartupError(refused)
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
@@ -280,4 +283,5 @@ def _describe(setup: Setup, runner: ModelRunner) -> ExecutorInfo:
         predecessor_failed=predecessor_failed(),
         pipeline_stages=setup.group.stage.count,
         num_ranks=setup.group.size,
+        role=role_of(setup.config),
     )

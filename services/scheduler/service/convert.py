@@ -26,6 +26,7 @@ from pagewire.v1 import common_pb2, executor_pb2, scheduler_link_pb2, scheduler_
 
 
 _DEFAULTS = SchedulerConfig()
+_ROLES = {executor_pb2.EXECUTOR_ROLE_PREFILL: "prefill", executor_pb2.EXECUTOR_ROLE_DECODE: "decode"}
 # After requests without a priority, which have 0.
 _BATCH_PRIORITY = 100
 
@@ -207,6 +208,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         found_adapters=tuple(
             FoundAdapter(one.name, one.path, one.digest, one.problem, one.changed_at) for one in message.found_adapters
         ),
+        role=_ROLES.get(message.role, "both"),
     )
 
 

@@ -100,6 +100,7 @@ class ExecutorInfo:
     adapters: tuple[Adapter, ...] = ()  # that can be put into a slot
     adapter_directory: str = ""  # in which it looks for others
     found_adapters: tuple[FoundAdapter, ...] = ()
+    role: str = "both"  # or prefill, decode
 
     @property
     def max_num_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """The processes of `pagewire serve --data-parallel-size N`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 
 from pagewire import cli, flags
 from pagewire.config import ExecutorConfig, ServeConfig
+from pagewire.config.values.kv_transfer import role_of
 from pagewire.errors import StartupError
+from pagewire.flags import refusals
 from pagewire.process import local_executors
 from pagewire.stack import stack
 from pagewire.stack.banner import banner
@@ -33,6 +36,47 @@ def test_each_replica_has_a_name_an_address_and_its_share(tmp_path: Path) -> Non
     assert all(isinstance(one, ExecutorConfig) and one.cpu_share == 0.5 for one in executors)
     assert parsed["scheduler"].executor_address == ",".join(one.listen for one in executors)
     assert len({one.listen for one in executors}) == 2
+
+
+def test_the_first_executors_compute_prompts(tmp_path: Path) -> None:
+    config = replace(TWO, data_parallel_size=3, prefill_executors=1)
+    parsed = configurations(config, tmp_path)
+    assert [parsed[f"executor-{i}"].role for i in range(3)] == ["prefill", "decode", "decode"]
+    assert [one.role for name, one in configurations(TWO, tmp_path).items() if "executor" in name] == ["both", "both"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "role"),
+    [
+        (["--role", "decode"], "decode"),
+        (["--kv-transfer-config", '{"kv_role": "kv_producer"}'], "prefill"),
+        (["--kv-transfer-config.kv_role", "kv_consumer"], "decode"),
+        (["--kv-transfer-config", '{"kv_connector": "PagewireConnector"}', "--role", "both"], "both"),
+        (["--kv-transfer-config", '{"kv_role": "kv_consumer"}', "--role", "decode"], "decode"),
+    ],
+)
+def test_an_executor_has_a_role_by_either_flag(argv: list[str], role: str) -> None:
+    assert role_of(flags.parse(ExecutorConfig, argv, prog="executor", description="", environ={})) == role
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (
+            ["--role", "decode", "--kv-transfer-config", '{"kv_role": "kv_producer"}'],
+            "--role decode contradicts --kv-transfer-config, which means prefill; give one of the two flags",
+        ),
+        (
+            ["--role", "prefill", "--runner", "pooling"],
+            "--role prefill: not with --runner pooling, as vectors need no decodes; leave it out",
+        ),
+    ],
+)
+def test_a_role_is_refused_by_name(argv: list[str], sentence: str) -> None:
+    config = flags.parse(ExecutorConfig, argv, prog="executor", description="", environ={})
+    with pytest.raises(StartupError) as error:
+        refusals.check(config)
+    assert str(error.value) == sentence
 
 
 def test_one_replica_has_all_of_the_machine(tmp_path: Path) -> None:
