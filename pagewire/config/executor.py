@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagewire.config.fields import NOT_NEGATIVE, POSITIVE, POSITIVE_SECONDS, Range, flag
+from pagewire.config.fields import GIB, NOT_NEGATIVE, POSITIVE, POSITIVE_SECONDS, Range, flag
 from pagewire.config.parallel import ParallelConfig
 from pagewire.config.shared import BatchConfig, ListenConfig, ModelConfigFlags, SeedConfig
 from pagewire.config.speculation import SpeculationConfig
@@ -171,18 +171,25 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     kv_offloading_size: float = flag(
         0.0,
-        "host memory for KV blocks that have left the cache, in GiB; they are loaded from there instead of computed "
-        "again where that is faster",
+        "host memory for copies of KV blocks, in GiB: blocks that left the cache are loaded from there where that is "
+        "faster than to compute them again; an executor that computes prompts for others has some by default",
         group="memory",
-        valid=NOT_NEGATIVE,
+        valid=GIB,
     )
     kv_offloading_dir: str | None = flag(
         None,
-        "directory for KV blocks, which survive a restart there; executors of a host with the same model share it",
+        "directory for copies of KV blocks, which are there after a restart; executors of one host may share it",
         group="memory",
     )
     kv_offloading_dir_size: float = flag(
-        10.0, "most bytes of --kv-offloading-dir, in GiB", group="memory", valid=Range(above=0)
+        10.0, "size of --kv-offloading-dir, in GiB; the oldest blocks make room for new ones", group="memory", valid=GIB
+    )
+    swap_space: float = flag(
+        0.0,
+        "as --kv-offloading-size, which takes precedence; at most a quarter of the free memory (vLLM's name: preempted "
+        "requests come back from there)",
+        group="memory",
+        valid=GIB,
     )
     attention_split_size: int = flag(
         0,

@@ -37,6 +37,7 @@ class Range:
 
 POSITIVE = Range(minimum=1)
 NOT_NEGATIVE = Range(minimum=0)
+GIB = Range(minimum=0, maximum=1_048_576)
 PORT = Range(minimum=0, maximum=65535)
 PROCESSES = Range(minimum=1, maximum=1024)
 SECONDS = Range(minimum=0, maximum=31_536_000)  # a year

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from pagewire.config.executor import ExecutorConfig
 from pagewire.config.profiles import has_nvidia_driver, runs_on_cuda
-from pagewire.config.values import adapters
+from pagewire.config.values import adapters, memory
 from pagewire.config.values import executor as values
 from pagewire.config.values.faults import parse_faults
 from pagewire.config.values.kv_transfer import of_vectors, role_of
@@ -30,6 +30,7 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
     if config.enable_expert_parallel:
         yield values.of_lone_experts(config.tensor_parallel_size)
     yield from adapters.refusals(config)
+    yield memory.of_tiers(config.kv_offloading_size, config.kv_offloading_dir, config.num_ranks)
     role = role_of(config)
     if config.runner == "pooling":
         yield of_vectors(role)

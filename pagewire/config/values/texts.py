@@ -102,7 +102,7 @@ FORM_OF = {
     for form, fields in {
         "path": "model tokenizer spec_model speculative_model download_dir weights_cache data_dir uds_dir ssl_certfile "
         "ssl_keyfile ssl_ca_certs api_key_file allowed_local_media_path generation_config address_file revision "
-        "tokenizer_revision lora_dir",
+        "tokenizer_revision lora_dir kv_offloading_dir",
         "addresses": "listen public_listen leader",
         "url": "otlp_traces_endpoint",
         "hosts": "allowed_media_domains",

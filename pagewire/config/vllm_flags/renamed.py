@@ -49,7 +49,6 @@ FLAGS = [
         refused={"reward": REWARD},
     ),
     _becomes("rope-scaling", "hf_overrides", "it changes config.json, as --hf-overrides does", convert=_rope),
-    _becomes("swap-space", "kv_offloading_size", "host memory holds the blocks of preempted requests, and all others"),
     _becomes(
         "language-model-only",
         "limit_mm_per_prompt",

@@ -41,6 +41,7 @@ TAKES_DIGITS = {
     "weights_cache",
     "data_dir",
     "uds_dir",
+    "kv_offloading_dir",
 }
 TAKES = {
     "large": TAKES_DIGITS,

@@ -215,7 +215,7 @@ def test_help_is_short_unless_more_is_asked_for(capsys: pytest.CaptureFixture[st
     assert "gptq_marlin" in whole and "gptq_marlin" not in short
     one = described("--max-num-seqs")
     assert "maximum number of requests that run at once" in one and "fewer for each" in one and "--port" not in one
-    assert described("swap-space").startswith("--swap-space (vLLM's): ignored: a preempted request")
+    assert described("preemption-mode").startswith("--preemption-mode (vLLM's): ignored: the blocks of a preempted")
     assert described("task") == "--task (vLLM's): becomes --runner\n"
 
 

@@ -153,7 +153,7 @@ def test_spellings_that_mean_the_same_are_taken_without_a_word(
         (["-O3"], {}, "-O3: ignored: models are not compiled"),
         (["--no-enable-log-requests"], {}, "--no-enable-log-requests: ignored: the log has one line for each request"),
         (["--guided-decoding-backend=xgrammar"], {}, "ignored: grammars are compiled by the executor"),
-        (["--swap-space", "4"], {}, "--swap-space: ignored: a preempted request is computed again"),
+        (["--preemption-mode", "swap"], {}, "--preemption-mode: ignored: the blocks of a preempted request are loaded"),
         (["--trust-remote-code"], {}, "--trust-remote-code: ignored: code in a checkpoint is never run"),
         (["--tokenizer-pool-size", "0"], {"tokenizer_pool_size": None}, "ignored: there is always a pool"),
     ],
@@ -216,9 +216,9 @@ def test_what_asks_for_nothing_is_not_refused(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_service_takes_its_own_flags_and_reports_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
-    parsed = parse("--swap-space=4", "--dtype=half", config_class=ExecutorConfig)
+    parsed = parse("--preemption-mode=swap", "--dtype=half", config_class=ExecutorConfig)
     assert parsed.dtype == "float16"
-    assert "--swap-space: ignored" in capsys.readouterr().err
+    assert "--preemption-mode: ignored" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse("--renderer-num-workers=4", config_class=ExecutorConfig)
     assert "--tokenizer-pool-size belongs to another service" in capsys.readouterr().err

@@ -171,8 +171,8 @@ COMMANDS = [
     ("vllm serve m --quantization awq", {"quantization": "awq"}, []),
     ("vllm serve m --quantization gptq", {"quantization": "gptq"}, []),
     ("vllm serve m --quantization fp8", {"quantization": "fp8"}, []),
-    ("vllm serve m --swap-space 4", {}, ["--swap-space"]),
-    ("vllm serve m --swap-space 8 --max-model-len 4096", {"max_model_len": 4096}, ["--swap-space"]),
+    ("vllm serve m --swap-space 4", {"swap_space": 4.0}, []),
+    ("vllm serve m --swap-space 8 --max-model-len 4096", {"max_model_len": 4096, "swap_space": 8.0}, []),
     ("vllm serve m --enable-chunked-prefill", {"enable_chunked_prefill": True}, []),
     ("vllm serve m --enable-chunked-prefill --max-num-batched-tokens 512", {"max_num_batched_tokens": 512}, []),
     ("vllm serve m --cpu-offload-gb 4 --enforce-eager", {"enforce_eager": True, "cpu_offload_gb": 4.0}, []),
@@ -208,7 +208,7 @@ host: 0.0.0.0
 dtype: half
 """,
         {"max_num_seqs": 64, "max_model_len": 8192, "dtype": "float16", "host": "0.0.0.0", "tensor_parallel_size": 1},
-        ["scheduler-delay-factor", "swap-space"],
+        ["scheduler-delay-factor"],
     ),
     "batch": (
         """\
@@ -226,7 +226,7 @@ port: 8001
 dtype: half
 """,
         {"tensor_parallel_size": 4, "quantization": "awq", "gpu_memory_utilization": 0.95, "port": 8001},
-        ["scheduler-delay-factor", "swap-space", "--grpc-port is not set, and becomes 8002"],
+        ["scheduler-delay-factor", "--grpc-port is not set, and becomes 8002"],
     ),
     "cost": (
         """\
@@ -244,7 +244,7 @@ port: 8002
 enable-prefix-caching: true
 """,
         {"speculative_model": "Qwen/Qwen2.5-1.5B-Instruct", "num_speculative_tokens": 5, "max_num_seqs": 128},
-        ["swap-space"],
+        [],
     ),
 }
 
