@@ -112,7 +112,7 @@ async def serve(config: ExecutorConfig) -> None:
             ServedAdapters(
                 worker.runner.adapters, read, config.lora_dir, None if ranks is None else ranks.drop_adapter
             ),
-            served_tiers(config, worker.runner, info),
+            served_tiers(config, worker.runner, tls.channel),
         ),
     )
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)

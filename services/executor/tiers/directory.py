@@ -224,9 +224,7 @@ class Directory:
             if modified_ns == known.modified_ns:
                 return
             is_settled = time.time_ns() - modified_ns > _TICK_NS
-            files = {
-                entry.name: entry.stat().st_size for entry in os.scandir(path) if _BLOCK_NAME.fullmatch(entry.name)
-            }
+            files = {entry.name: entry.stat().st_size for entry in filter(_is_block, os.scandir(path))}
         except FileNotFoundError:
             modified_ns, is_settled, files = 0, False, {}
         self._replace(path, _Folder(modified_ns if is_settled else 0, files), num_changes)
@@ -262,7 +260,7 @@ class Directory:
                 return
             files = []
             for folder in self._subfolders():
-                for entry in os.scandir(folder):
+                for entry in filter(_is_block, os.scandir(folder)):
                     with contextlib.suppress(FileNotFoundError):
                         stat = entry.stat()
                         files.append((stat.st_mtime_ns, entry.path, stat.st_size))
@@ -273,6 +271,10 @@ class Directory:
                 Path(path).unlink(missing_ok=True)
                 held -= size
             self.look()
+
+
+def _is_block(entry: os.DirEntry[str]) -> bool:
+    return _BLOCK_NAME.fullmatch(entry.name) is not None
 
 
 def _file(root: Path, key: Key) -> Path:

@@ -51,6 +51,7 @@ class DiskTier:
         self._changed = threading.Condition()
         self._queue: deque[_Write] = deque()
         self._num_queued = 0  # bytes
+        self._unwritten: dict[Key, _Write] = {}  # what is queued, and what is being written
         self._format: str | None = None  # to be opened
         self._is_open = threading.Event()
         self._is_closed = False
@@ -66,6 +67,7 @@ class DiskTier:
         self.directory.contents.clear()
         with self._changed:
             self._format = kv_format
+            self._unwritten.clear()
             self._changed.notify_all()
 
     def wait_open(self, timeout: float) -> bool:
@@ -78,6 +80,7 @@ class DiskTier:
             is_late = self._num_queued + slot.contents.nbytes > self._max_queued
             if not is_late and time.monotonic() >= self._paused_until:
                 self._queue.append(_Write(kv_format, key, slot))
+                self._unwritten[key] = self._queue[-1]
                 self._num_queued += slot.contents.nbytes
                 self._changed.notify_all()
                 return
@@ -91,6 +94,10 @@ class DiskTier:
 
     def read(self, key: Key, into: np.ndarray) -> int | None:
         """Reads a block and returns its checksum; None if it is not there, or damaged."""
+        with self._changed:
+            if (write := self._unwritten.get(key)) is not None:
+                np.copyto(into, write.slot.contents)
+                return write.slot.checksum
         if self.is_stuck or not self._is_open.is_set():
             metrics.failed_load("disk_slow")
             return None
@@ -134,6 +141,7 @@ class DiskTier:
 
     def _remove(self, write: _Write) -> None:
         self._queue.remove(write)
+        self._unwritten.pop(write.key, None)
         self._num_queued -= write.slot.contents.nbytes
         self._host.release(write.slot)
 
@@ -150,6 +158,9 @@ class DiskTier:
         while (item := self._next(looked + _LOOK_EVERY_S)) is not None:
             if isinstance(item, _Write):
                 self._write(item)
+                with self._changed:
+                    if self._unwritten.get(item.key) is item:
+                        del self._unwritten[item.key]
                 self._host.release(item.slot)
             elif isinstance(item, str):
                 self._open(item)

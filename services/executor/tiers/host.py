@@ -64,6 +64,11 @@ class HostBlocks:
         self._found: list[OrderedDict[bytes, Slot]] = [OrderedDict() for _ in memory.parts]
 
     @property
+    def name(self) -> str:
+        """The name by which other executors of this host can read it."""
+        return self._memory.name
+
+    @property
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in self._memory.parts)
 

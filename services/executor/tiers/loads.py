@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,12 @@ from pagewire.services.executor.tiers.contents import Key
 from pagewire.services.executor.tiers.copies import Copies
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks, Slot
+from pagewire.services.executor.tiers.saves import Saves
 
 logger = logging.getLogger(__name__)
 
 LOAD_S = 10.0  # longest time of a load
+_SAVING_S = 1.0  # longest wait for blocks that are being saved
 _DISK_THREADS = 4
 
 
@@ -45,6 +48,7 @@ class Load:
     blocks: Sequence[tuple[Key, int]]  # (key, block id)s
     report: Callable[[Loaded], None]  # called once on any thread, unless the load is cancelled
     source: str = ""
+    kv_format: str = ""
     began: float = field(default_factory=time.monotonic)
     # Guarded by the lock of `Loads`:
     is_over: bool = False
@@ -59,26 +63,30 @@ class Load:
         return max(0.0, self.began + LOAD_S - time.monotonic())
 
 
+# Begins to read blocks of a load, by their indices, from its source; `place` or `miss` is called for each.
+Fetch = Callable[[Load, Sequence[int], Any], None]
+
+
 class Loads:
     """The loads that have begun."""
 
-    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None) -> None:
-        self._copies, self._host, self._disk = copies, host, disk
+    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None, saves: Saves) -> None:
+        self._copies, self._host, self._disk, self._saves = copies, host, disk, saves
+        self.fetch: Fetch | None = None  # begins to read blocks of other executors
         self._changed = threading.Condition()
         self._running: set[Load] = set()
         self._quick = ThreadPoolExecutor(2, "kv-loads")
         self._slow = ThreadPoolExecutor(_DISK_THREADS, "kv-reads")
-        self.format = ""
 
     # -- on the device thread ----------------------------------------------------------------------------------------
 
-    def begin(self, load: Load) -> None:
+    def begin(self, load: Load, kv_format: str) -> None:
         """Begins a load, once the steps launched so far are done."""
         after = self._copies.now()
         with self._changed:
             if load.is_over:
                 return
-            load.left = len(load.blocks)
+            load.left, load.kv_format = len(load.blocks), kv_format
             self._running.add(load)
         self._quick.submit(self._run, load, after)
 
@@ -89,6 +97,11 @@ class Loads:
                 load.is_over = load.is_reported = True
             self._changed.wait_for(lambda: not any(load.num_copying for load in self._running))
             self._running.clear()
+
+    @property
+    def running(self) -> int:
+        """The number of loads that have not ended."""
+        return len(self._running)
 
     # -- on any thread -----------------------------------------------------------------------------------------------
 
@@ -109,7 +122,8 @@ class Loads:
 
     def _run(self, load: Load, after: Any) -> None:
         """Loads what is in host memory, then lets other threads read the rest."""
-        try:
+        with self._failing(load):
+            self._saves.wait({key for key, _ in load.blocks}, min(_SAVING_S, load.time_left))
             rest = []
             for index, (key, _) in enumerate(load.blocks):
                 if load.is_over:
@@ -117,67 +131,74 @@ class Loads:
                 if (slot := self._host.find(key)) is None:
                     rest.append(index)
                 else:
-                    self._place(load, index, slot, "host", after)
-            if not load.blocks:
-                self._report(load)
-            indices = iter(rest)
-            for _ in range(min(len(rest), _DISK_THREADS)):
-                self._slow.submit(self._read, load, indices, after)
-        except Exception:
-            logger.exception("a load failed")
-            self.give_up(load)
+                    self.place(load, index, slot, "host", after)
+            if load.source and self.fetch is not None:
+                self.fetch(load, rest, after)
+            elif self._disk is not None and not load.source:
+                indices = iter(rest)
+                for _ in range(min(len(rest), _DISK_THREADS)):
+                    self._slow.submit(self._read, load, indices, after)
+            else:
+                for _ in rest:
+                    self.miss(load, "source" if load.source else "gone")
+            self._report(load)
 
-    def _read(self, load: Load, indices: Any, after: Any) -> None:
+    def _read(self, load: Load, indices: Iterator[int], after: Any) -> None:
         """Reads blocks from the disk."""
-        try:
+        assert self._disk is not None
+        with self._failing(load):
             while True:
                 with self._changed:
                     if load.is_over or (index := next(indices, None)) is None:
                         return
-                self._read_one(load, index, after)
+                key, _ = load.blocks[index]
+                if (slot := self._host.acquire(key[0], load.time_left)) is None:
+                    self.miss(load, "late")
+                elif (checksum := self._disk.read(key, slot.contents)) is None:
+                    self._host.release(slot)
+                    self.miss(load)
+                else:
+                    self.place(load, index, slot, "disk", after, checksum)
+
+    @contextmanager
+    def _failing(self, load: Load) -> Iterator[None]:
+        """Ends a load with what is there if there is a fault in this program."""
+        try:
+            yield
         except Exception:
-            logger.exception("a load failed")
+            logger.exception("a load of KV blocks failed; they are computed")
             self.give_up(load)
 
-    def _read_one(self, load: Load, index: int, after: Any) -> None:
-        key, _ = load.blocks[index]
-        if self._disk is None:
-            self._miss(load, "gone")
-            return
-        if (slot := self._host.acquire(key[0], load.time_left)) is None:
-            self._miss(load, "late")
-            return
-        if (checksum := self._disk.read(key, slot.contents)) is None:
-            self._host.release(slot)
-            self._miss(load)
-            return
-        kv_format = self.format
-        self._place(load, index, slot, "disk", after, lambda: self._host.publish(kv_format, slot, key, checksum))
-
-    def _miss(self, load: Load, cause: str = "") -> None:
+    def miss(self, load: Load, cause: str = "") -> None:
+        """Notes that a block cannot be loaded. cause: to be counted."""
+        with self._changed:
+            if load.is_over:
+                return
+            load.left -= 1
         if cause:
             metrics.failed_load(cause)
-        with self._changed:
-            load.left -= 1
         self._report(load)
 
-    def _place(
-        self, load: Load, index: int, slot: Slot, tier: str, after: Any, placed: Callable[[], None] = lambda: None
-    ) -> None:
-        """Copies a block that was checked from a pinned slot, which it releases, to the KV cache."""
+    def place(self, load: Load, index: int, slot: Slot, tier: str, after: Any, checksum: int | None = None) -> None:
+        """Copies a block that was checked from a pinned slot, which it releases, to the KV cache.
+
+        checksum: of a block that is new to the slot, which may be found there from then on.
+        """
         with self._changed:
             is_over = load.is_over
             load.num_copying += not is_over
-        if not is_over:
-            key, block = load.blocks[index]
-            try:
+        key, block = load.blocks[index]
+        try:
+            if not is_over:
                 self._copies.wait(self._copies.load(key[0], block, slot.contents, after))
-                placed()
-            finally:
-                with self._changed:
-                    load.num_copying -= 1
-                    self._changed.notify_all()
+        finally:
+            with self._changed:
+                load.num_copying -= not is_over
+                self._changed.notify_all()
+        if not is_over:
             metrics.hit(tier, slot.contents.nbytes)
+            if checksum is not None:
+                self._host.publish(load.kv_format, slot, key, checksum)
             with self._changed:
                 load.left -= 1
                 load.found.add(index)
@@ -193,7 +214,7 @@ class Loads:
                 return
             load.is_reported = True
             self._running.discard(load)
-        seconds = time.monotonic() - load.began
+            missing = [index for index in range(len(load.blocks)) if index not in load.found]
+            seconds = time.monotonic() - load.began
         metrics.loaded(sum(load.num_bytes.values()), seconds)
-        missing = [index for index in range(len(load.blocks)) if index not in load.found]
         load.report(Loaded(load.load_id, missing, seconds, dict(load.num_bytes)))

@@ -47,7 +47,7 @@ class TieredRunner:
             for group in range(len(self.kv_groups)):
                 ids = [block for (place, _), block in load.blocks if place == group]
                 self._runner.proposer.on_other_contents(group, np.array(ids, dtype=np.int64))
-            tiers.loads.begin(load)
+            tiers.load(load)
         output = self._runner.execute(step, launching)
         if step.saves:
             tiers.save(step.saves)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Saves:
         self._waiting: deque[_Save] = deque()
         self._started: deque[_Save] = deque()  # by the device thread
         self._is_closed = False
-        self._num_unfinished = 0
+        self._unfinished: Counter[Key] = Counter()  # saves whose block is not in the tiers yet
         self._thread = threading.Thread(target=self._run, name="kv-saves", daemon=True)
         self._thread.start()
 
@@ -78,7 +78,7 @@ class Saves:
                     self._leave_out(other)
                 save = self._pending[place] = _Save(kv_format, key, block, after)
                 self._waiting.append(save)
-                self._num_unfinished += 1
+                self._unfinished[key] += 1
             self._changed.notify_all()
 
     def release(self, blocks: Iterable[tuple[int, int]]) -> None:
@@ -134,7 +134,7 @@ class Saves:
         place = save.key[0], save.block
         if self._pending.get(place) is save:
             del self._pending[place]
-        self._num_unfinished -= 1
+        self._unfinished -= Counter([save.key])
         self._changed.notify_all()
 
     def forget(self, keys: set[Key] | None = None) -> None:
@@ -145,10 +145,14 @@ class Saves:
                     self._leave_out(save)
                     save.kv_format = ""  # a tier of another format takes it no more
 
-    def wait(self, timeout: float) -> bool:
-        """Waits until everything that was to be saved is in host memory; returns whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._num_unfinished, timeout)
+    def wait(self, keys: Set[Key] | None, timeout: float) -> None:
+        """Waits until none of these blocks, or of all, is on its way to host memory."""
+        if self._unfinished:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._among_unfinished(keys), timeout)
+
+    def _among_unfinished(self, keys: Set[Key] | None) -> bool:
+        return bool(self._unfinished) if keys is None else not keys.isdisjoint(self._unfinished)
 
     def close(self) -> None:
         """Ends the thread after the copies that were started."""

@@ -14,9 +14,11 @@ from pagewire.services.executor.step.step import InvalidStep, Step
 from pagewire.services.executor.tiers.contents import HASH_BYTES, Changes, Key
 from pagewire.services.executor.tiers.loads import LOAD_S, Load, Loaded
 from pagewire.services.executor.tiers.runner import TieredRunner, TieredStep
+from pagewire.services.executor.tiers.sources import Sources
 from pagewire.services.executor.tiers.tiers import Rate
 from pagewire.v1 import executor_pb2
 from pagewire.v1.executor_pb2 import KVTierKind
+from pagewire.wire import rpc
 from pagewire.wire.rpc import RpcError
 
 KINDS = {"host": KVTierKind.KV_TIER_KIND_HOST, "disk": KVTierKind.KV_TIER_KIND_DISK}
@@ -29,11 +31,16 @@ _OPEN_EVERY_S = 0.02
 class ServedTiers:
     """The tiers of a runner. Used on the event loop."""
 
-    def __init__(self, runner: TieredRunner, model_digest: str) -> None:
-        """model_digest: of everything but the weights that the contents of a block depend on."""
+    def __init__(
+        self, runner: TieredRunner, model_digest: str, channel: Callable[[str], grpc.aio.Channel] = rpc.channel
+    ) -> None:
+        """model_digest: of everything but the weights that the contents of a block depend on. channel: makes one to
+        another executor."""
         self._runner = runner
         self._tiers = runner.tiers
         self._model_digest = model_digest
+        self._sources = Sources(runner.tiers, channel)
+        runner.tiers.loads.fetch = self._sources.fetch
         self._num_blocks = [group.num_blocks for group in runner.kv_groups]
 
     async def describe(self, response: executor_pb2.DescribeResponse) -> None:
@@ -45,7 +52,7 @@ class ServedTiers:
         for group, size in zip(response.kv_groups, tiers.block_bytes, strict=True):
             group.block_bytes = size
         if tiers.host.is_tier:
-            response.kv_tiers.append(self._tier("host", tiers.host.num_bytes, f"{response.incarnation:016x}"))
+            response.kv_tiers.append(self._tier("host", tiers.host.num_bytes, tiers.host.name))
         if tiers.disk is not None and await asyncio.to_thread(tiers.disk.wait_open, _OPENING_S):
             try:
                 store = await asyncio.to_thread(tiers.disk.directory.store_id)
@@ -155,7 +162,8 @@ class ServedTiers:
         return _keys(blocks.group, blocks.hashes)
 
     def close(self) -> None:
-        """Ends threads."""
+        """Ends calls and threads."""
+        self._sources.close()
         self._tiers.close()
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from pagewire.config import ExecutorConfig
+from pagewire.config.values.kv_transfer import role_of
+from pagewire.errors import StartupError
 from pagewire.files.models import find_model
 from pagewire.services.executor.batch import kv_cache
 from pagewire.services.executor.device import memory
@@ -27,6 +32,7 @@ from pagewire.services.executor.tiers.runner import TieredRunner
 from pagewire.services.executor.tiers.served import NoTiers, ServedTiers
 from pagewire.services.executor.tiers.shared import Memory
 from pagewire.services.executor.tiers.tiers import Tiers
+from pagewire.wire import rpc
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +41,8 @@ _LAYOUT = 1
 # Memory that blocks pass on their way to and from the disk, if there is no host tier.
 _STAGING_BYTES, _LEAST_STAGED = 64 * 1024**2, 8
 _GIB = 1024**3
+# The most that an executor of prompts gives by default to those that decode.
+_FOR_OTHERS_BYTES = _GIB
 
 
 def start_tiered(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
@@ -48,7 +56,7 @@ def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
     caches = runner.kv_caches[: len(runner.kv_groups)]
     groups = [GroupSize(len(cache), cache[0].nbytes) for cache in caches]
     copies: Copies = HostCopies(caches) if memory.is_shared(runner.device) else CudaCopies(caches)
-    host_bytes = int(config.kv_offloading_size * _GIB)
+    host_bytes = _host_bytes(config, sum(cache.nbytes for cache in caches))
     num_slots = slots_of(host_bytes or _STAGING_BYTES, groups, _LEAST_STAGED)
     block_bytes = [group.block_bytes for group in groups]
     host = HostBlocks(Memory(num_slots, block_bytes), is_tier=host_bytes > 0)
@@ -59,11 +67,28 @@ def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
     return TieredRunner(runner, Tiers(copies, host, disk, block_bytes))
 
 
-def served_tiers(config: ExecutorConfig, runner: Runner, info: ExecutorInfo) -> TierCalls:
-    """Returns the calls about the tiers of a runner, which may have none."""
+def _host_bytes(config: ExecutorConfig, cache_bytes: int) -> int:
+    """Returns the size of the host tier. Raises StartupError if there is no memory for it."""
+    available = memory.available_cpu_bytes()
+    if config.kv_offloading_size > 0:
+        if (wanted := int(config.kv_offloading_size * _GIB)) > available:
+            raise StartupError(
+                f"--kv-offloading-size {config.kv_offloading_size:g}: this machine has {memory.mib(available)} free; "
+                "lower it"
+            )
+        return wanted
+    if config.swap_space > 0:
+        return min(int(config.swap_space * _GIB), available // 4)
+    return min(cache_bytes, _FOR_OTHERS_BYTES, available // 4) if role_of(config) == "prefill" else 0
+
+
+def served_tiers(
+    config: ExecutorConfig, runner: Runner, channel: Callable[[str], grpc.aio.Channel] = rpc.channel
+) -> TierCalls:
+    """Returns the calls about the tiers of a runner, which may have none. channel: makes one to another executor."""
     if not isinstance(runner, TieredRunner):
         return NoTiers()
-    return ServedTiers(runner, model_digest(config, runner))
+    return ServedTiers(runner, model_digest(config, runner), channel)
 
 
 def model_digest(config: ExecutorConfig, runner: Runner) -> str:

@@ -12,12 +12,13 @@ from pagewire.services.executor.tiers.contents import Contents, Key
 from pagewire.services.executor.tiers.copies import Copies
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks
-from pagewire.services.executor.tiers.loads import Loads
+from pagewire.services.executor.tiers.loads import Load, Loads
 from pagewire.services.executor.tiers.saves import Saves
 
 logger = logging.getLogger(__name__)
 
 _LAST_WRITES_S = 5.0
+_SAVING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Tiers:
         """block_bytes: of each group."""
         self.host, self.disk, self.block_bytes = host, disk, tuple(block_bytes)
         self.saves = Saves(copies, host, disk)
-        self.loads = Loads(copies, host, disk)
+        self.loads = Loads(copies, host, disk, self.saves)
         self.format = ""  # "" = of weights that are not known yet: nothing is saved or found
         self.rates: dict[str, Rate] = {}  # by tier
 
@@ -54,7 +55,7 @@ class Tiers:
         """Makes this the format of all blocks."""
         if kv_format == self.format:
             return
-        self.format = self.loads.format = kv_format
+        self.format = kv_format
         self.host.open(kv_format)
         if self.disk is not None:
             self.disk.open(kv_format)
@@ -64,8 +65,12 @@ class Tiers:
         the KV cache becomes void."""
         self.loads.cancel()
         self.saves.drop()
-        self.format = self.loads.format = ""
+        self.format = ""
         self.host.open("")
+
+    def load(self, load: Load) -> None:
+        """Begins a load before the next step. Called on the device thread."""
+        self.loads.begin(load, self.format)
 
     def save(self, blocks: Iterable[tuple[Key, int]]) -> None:
         """Saves blocks of the step that was just launched. Called on the device thread."""
@@ -87,12 +92,14 @@ class Tiers:
             self.disk.forget(key)
 
     def read(self, key: Key) -> tuple[bytes, int] | None:
-        """Returns a block of its tiers and its checksum, for another executor. May wait for the disk."""
+        """Returns a block of its tiers and its checksum, for another executor. Waits for one that is being saved, and
+        perhaps for the disk."""
+        self.saves.wait({key}, _SAVING_S)
         if (slot := self.host.find(key)) is not None:
             found: tuple[bytes, int] | None = bytes(slot.contents), slot.checksum
             self.host.release(slot)
             return found
-        if self.disk is None or key not in self.disk.directory.contents:
+        if self.disk is None:
             return None
         into = np.empty(self.block_bytes[key[0]], dtype=np.uint8)
         checksum = self.disk.read(key, into)
@@ -101,7 +108,7 @@ class Tiers:
     def close(self) -> None:
         """Ends the threads; what was to be saved is written if the disk is quick."""
         self.loads.close()
-        self.saves.wait(_LAST_WRITES_S)
+        self.saves.wait(None, _LAST_WRITES_S)
         self.saves.close()
         if self.disk is not None:
             self.disk.close(_LAST_WRITES_S)

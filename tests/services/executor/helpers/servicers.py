@@ -33,6 +33,6 @@ def servicer_of(
             make(info),
             Replacements(worker, load, first_weights(info)),
             ServedAdapters(worker.runner.adapters, load_adapter, config.lora_dir),
-            served_tiers(config, worker.runner, info),
+            served_tiers(config, worker.runner),
         ),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+from prometheus_client import REGISTRY
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.models.protocol import Model
@@ -31,6 +33,7 @@ GREEDY = common_pb2.SamplingParams(temperature=0)
 class Service:
     stub: executor_pb2_grpc.ExecutorServiceStub
     runner: TieredRunner
+    calls: Counter[str]  # that it was asked for
 
     @property
     def tiers(self) -> Tiers:
@@ -56,7 +59,14 @@ async def serving(address: str, config: ExecutorConfig, model: Model) -> AsyncIt
         on_cuda=False,
     )
     server = rpc.Server([address], shutdown_timeout=1.0)
-    servicer = servicer_of(worker, config)
+    servicer, calls = servicer_of(worker, config), Counter[str]()
+    read_blocks = servicer.ReadBlocks
+
+    def counting(*arguments: Any) -> Any:
+        calls["ReadBlocks"] += 1
+        return read_blocks(*arguments)
+
+    servicer.ReadBlocks = counting  # type: ignore[method-assign, assignment]
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, "pagewire.v1.ExecutorService")
     await server.start()
     worker.start()
@@ -66,11 +76,16 @@ async def serving(address: str, config: ExecutorConfig, model: Model) -> AsyncIt
         async with rpc.channel(address) as channel:
             runner = worker.runner
             assert isinstance(runner, TieredRunner)
-            yield Service(executor_pb2_grpc.ExecutorServiceStub(channel), runner)
+            yield Service(executor_pb2_grpc.ExecutorServiceStub(channel), runner, calls)
     finally:
         await server.stop()
         worker.stop()
         servicer.close()
+
+
+def counted(name: str, **labels: str) -> float:
+    """Returns the value of a counter of this process."""
+    return REGISTRY.get_sample_value(f"pagewire:{name}_total", labels) or 0.0
 
 
 def hashes_of(token_ids: Sequence[int]) -> list[bytes]:

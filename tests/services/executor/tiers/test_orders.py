@@ -1,0 +1,119 @@
+"""Orders of steps, saves and loads: in any of them, whatever can be found is what its hash says, and a load fills its blocks with
+that or reports them missing."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.services.executor.tiers.contents import Key
+from pagewire.services.executor.tiers.copies import HostCopies
+from pagewire.services.executor.tiers.host import HostBlocks
+from pagewire.services.executor.tiers.loads import Load, Loaded
+from pagewire.services.executor.tiers.shared import Memory, OtherMemory
+from pagewire.services.executor.tiers.tiers import Tiers
+
+NUM_BLOCKS, BLOCK_BYTES, NUM_SLOTS = 6, 64, 3
+
+BLOCK = st.integers(0, NUM_BLOCKS - 1)
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), BLOCK, st.integers(0, 9)),
+        st.tuples(st.just("save"), BLOCK, st.none()),
+        st.tuples(st.just("load"), BLOCK, st.integers(0, 9)),
+        st.tuples(st.just("cancel"), BLOCK, st.none()),
+    ),
+    max_size=40,
+)
+
+
+def contents(number: int) -> np.ndarray:
+    return np.frombuffer(hashlib.sha512(b"%d" % number).digest(), dtype=np.uint8)
+
+
+def key(number: int) -> Key:
+    return 0, hashlib.sha256(contents(number).tobytes()).digest()
+
+
+class SlowCopies(HostCopies):
+    """Copies in two halves, so that what is overwritten meanwhile shows."""
+
+    def save(self, group: int, block: int, target: np.ndarray, after: object) -> None:
+        half = BLOCK_BYTES // 2
+        target[:half] = self._blocks[group][block][:half]
+        threading.Event().wait(0.0002)
+        target[half:] = self._blocks[group][block][half:]
+
+
+@pytest.fixture(scope="module")
+def cache() -> torch.Tensor:
+    return torch.zeros(NUM_BLOCKS, 1, BLOCK_BYTES, dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def tiers(cache: torch.Tensor) -> Iterator[Tiers]:
+    host = HostBlocks(Memory([NUM_SLOTS], [BLOCK_BYTES]), is_tier=True)
+    made = Tiers(SlowCopies([cache]), host, None, [BLOCK_BYTES])
+    made.open("0" * 64)
+    yield made
+    made.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions=ACTIONS)
+def test_no_order_mixes_blocks(actions: list[tuple[str, int, int | None]], tiers: Tiers, cache: torch.Tensor) -> None:
+    held: list[int | None] = [None] * NUM_BLOCKS  # what the scheduler knows of each block
+    loading: dict[int, tuple[threading.Event, list[Loaded], int]] = {}
+
+    def end(block: int) -> None:
+        if block in loading:
+            ended, reports, number = loading.pop(block)
+            assert ended.wait(10)
+            held[block] = None if reports[0].missing else number
+            if not reports[0].missing:
+                assert cache[block].numpy().tobytes() == contents(number).tobytes()
+
+    for action, block, number in actions:
+        if action == "cancel":
+            tiers.loads.cancel()
+            for other in loading:
+                held[other] = None
+            loading.clear()
+            continue
+        end(block)
+        if action == "write" and number is not None:
+            tiers.saves.release([(0, block)])
+            cache[block].numpy()[:] = contents(number)
+            held[block] = number
+        elif action == "save" and (known := held[block]) is not None:
+            tiers.save([(key(known), block)])
+        elif action == "load" and number is not None:
+            tiers.saves.release([(0, block)])
+            ended, reports = threading.Event(), list[Loaded]()
+
+            def report(loaded: Loaded, ended: threading.Event = ended, reports: list[Loaded] = reports) -> None:
+                reports.append(loaded)
+                ended.set()
+
+            tiers.load(Load(1, [(key(number), block)], report))
+            loading[block] = ended, reports, number
+    for block in list(loading):
+        end(block)
+    tiers.saves.wait(None, 10)
+    reader = OtherMemory(tiers.host.name)
+    for number in range(10):
+        into = np.zeros(BLOCK_BYTES, dtype=np.uint8)
+        if (slot := tiers.host.find(key(number))) is not None:
+            assert slot.contents.tobytes() == contents(number).tobytes()
+            assert reader.copy(key(number), into) == slot.checksum and into.tobytes() == contents(number).tobytes()
+            tiers.host.release(slot)
+        else:
+            assert reader.copy(key(number), into) is None
+    assert len(tiers.host.contents) <= NUM_SLOTS
