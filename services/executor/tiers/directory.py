@@ -76,8 +76,8 @@ class Directory:
             self._root = self._path / kv_format
             self._folders.clear()
             self._num_bytes = 0
-        (self._root / _SCRATCH).mkdir(parents=True, exist_ok=True)
-        for entry in os.scandir(self._root / _SCRATCH):  # what killed writers have left
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        for entry in os.scandir(self.scratch):  # what killed writers have left
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - entry.stat().st_mtime > _ABANDONED_S:
                     Path(entry.path).unlink()
@@ -85,13 +85,18 @@ class Directory:
 
     def store_id(self) -> str:
         """Returns what identifies the contents: all executors that see these files return the same."""
-        path, made = self._root / "store", self._root / _SCRATCH / secrets.token_hex(8)
+        path, made = self._root / "store", self.scratch / secrets.token_hex(8)
         if not path.exists():
             made.write_text(secrets.token_hex(16))
             with contextlib.suppress(FileExistsError):
                 os.link(made, path)
             made.unlink()
         return path.read_text()
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of files that are being written."""
+        return self._root / _SCRATCH
 
     @property
     def num_bytes(self) -> int:

@@ -15,10 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pagewire.process.priority import step_back
+from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.tiers import metrics
 from pagewire.services.executor.tiers.contents import Key
 from pagewire.services.executor.tiers.directory import Damaged, Directory
 from pagewire.services.executor.tiers.host import HostBlocks, Slot
+from pagewire.services.executor.tiers.rates import Rate, of_directory
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class DiskTier:
         self._is_closed = False
         self._paused_until = 0.0
         self._said: set[str] = set()  # causes that were logged, and still exist
+        self.rate = Rate()
         self._reads: dict[int, float] = {}  # thread -> when its read began
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
@@ -99,21 +102,21 @@ class DiskTier:
                 np.copyto(into, write.slot.contents)
                 return write.slot.checksum
         if self.is_stuck or not self._is_open.is_set():
-            metrics.failed_load("disk_slow")
+            metrics.missed("disk_slow")
             return None
         thread = threading.get_ident()
         self._reads[thread] = time.monotonic()
         try:
             checksum = self.directory.read(key, into)
         except FileNotFoundError:
-            metrics.failed_load("gone")
+            metrics.missed("gone")
             return None
         except Damaged as error:
-            metrics.failed_load("damaged")
+            metrics.missed("damaged")
             self._say("damaged", f"{error} was damaged, and is deleted; its tokens are computed again")
             return None
         except OSError as error:
-            metrics.failed_load("unreadable")
+            metrics.missed("unreadable")
             self._say("unreadable", f"blocks cannot be read, and are computed again: {error}")
             return None
         finally:
@@ -188,6 +191,14 @@ class DiskTier:
     def _open(self, kv_format: str) -> None:
         try:
             self.directory.open(kv_format)
+            if self.rate == Rate():
+                self.rate = of_directory(self.directory.scratch)
+                logger.info(
+                    "--kv-offloading-dir: %d blocks of this model, %s of all, reads at %s/s",
+                    len(self.directory.contents),
+                    mib(self.directory.num_bytes),
+                    mib(int(self.rate.bytes_per_second)),
+                )
         except OSError as error:
             self._failed(error)
         with self._changed:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pagewire.services.executor.tiers import metrics
 from pagewire.services.executor.tiers.contents import Contents, Key
 from pagewire.services.executor.tiers.shared import Memory
 
@@ -62,6 +63,9 @@ class HostBlocks:
             for group, part in enumerate(memory.parts)
         ]
         self._found: list[OrderedDict[bytes, Slot]] = [OrderedDict() for _ in memory.parts]
+        if is_tier:
+            metrics.HELD_BYTES.labels("host").set_function(lambda: self.num_held)
+            metrics.HOST_USAGE.set_function(lambda: self.num_held / max(1, self.num_bytes))
 
     @property
     def name(self) -> str:
@@ -71,6 +75,11 @@ class HostBlocks:
     @property
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in self._memory.parts)
+
+    @property
+    def num_held(self) -> int:
+        """Bytes of the blocks that can be found."""
+        return sum(len(found) * part.shape[1] for found, part in zip(self._found, self._memory.parts, strict=True))
 
     def acquire(self, group: int, timeout: float = 0.0) -> Slot | None:
         """Returns a pinned slot without a block; None if all are in use, for longer than `timeout` seconds."""

@@ -109,7 +109,7 @@ class Loads:
         """Ends a load: what it has not loaded is missing."""
         with self._changed:
             if load.left:
-                metrics.failed_load("late", load.left)
+                metrics.missed("late", load.left)
             load.is_over = True
         self._report(load)
 
@@ -176,7 +176,7 @@ class Loads:
                 return
             load.left -= 1
         if cause:
-            metrics.failed_load(cause)
+            metrics.missed(cause)
         self._report(load)
 
     def place(self, load: Load, index: int, slot: Slot, tier: str, after: Any, checksum: int | None = None) -> None:

@@ -15,7 +15,6 @@ from pagewire.services.executor.tiers.contents import HASH_BYTES, Changes, Key
 from pagewire.services.executor.tiers.loads import LOAD_S, Load, Loaded
 from pagewire.services.executor.tiers.runner import TieredRunner, TieredStep
 from pagewire.services.executor.tiers.sources import Sources
-from pagewire.services.executor.tiers.tiers import Rate
 from pagewire.v1 import executor_pb2
 from pagewire.v1.executor_pb2 import KVTierKind
 from pagewire.wire import rpc
@@ -61,7 +60,7 @@ class ServedTiers:
             response.kv_tiers.append(self._tier("disk", tiers.disk.directory.max_bytes, store))
 
     def _tier(self, name: str, num_bytes: int, store: str) -> executor_pb2.KVTier:
-        rate = self._tiers.rates.get(name, Rate())
+        rate = self._tiers.rates[name]
         return executor_pb2.KVTier(
             kind=KINDS[name],
             bytes=num_bytes,

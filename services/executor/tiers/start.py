@@ -28,6 +28,7 @@ from pagewire.services.executor.tiers.copies import Copies, CudaCopies, HostCopi
 from pagewire.services.executor.tiers.directory import Directory
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import GroupSize, HostBlocks, slots_of
+from pagewire.services.executor.tiers.rates import of_memory
 from pagewire.services.executor.tiers.runner import TieredRunner
 from pagewire.services.executor.tiers.served import NoTiers, ServedTiers
 from pagewire.services.executor.tiers.shared import Memory
@@ -64,7 +65,15 @@ def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
     if config.kv_offloading_dir is not None:
         directory = Directory(config.kv_offloading_dir, int(config.kv_offloading_dir_size * _GIB), block_bytes)
         disk = DiskTier(directory, host, max_queued=max(host.num_bytes // 4, _STAGING_BYTES))
-    return TieredRunner(runner, Tiers(copies, host, disk, block_bytes))
+    tiers = Tiers(copies, host, disk, block_bytes)
+    if host.is_tier:
+        if memory.is_shared(runner.device):
+            tiers.host_rate = of_memory()
+        logger.info("copies of KV blocks: %s of host memory, for %s blocks", memory.mib(host.num_bytes), num_slots)
+    if disk is not None:
+        size = memory.mib(disk.directory.max_bytes)
+        logger.info("copies of KV blocks: up to %s in %s", size, config.kv_offloading_dir)
+    return TieredRunner(runner, tiers)
 
 
 def _host_bytes(config: ExecutorConfig, cache_bytes: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,20 +12,13 @@ from pagewire.services.executor.tiers.copies import Copies
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks
 from pagewire.services.executor.tiers.loads import Load, Loads
+from pagewire.services.executor.tiers.rates import Rate
 from pagewire.services.executor.tiers.saves import Saves
 
 logger = logging.getLogger(__name__)
 
 _LAST_WRITES_S = 5.0
 _SAVING_S = 5.0
-
-
-@dataclass(frozen=True)
-class Rate:
-    """The cost of loading from a tier."""
-
-    bytes_per_second: float = 0.0  # 0 = unknown
-    latency: float = 0.0  # seconds, besides
 
 
 class Tiers:
@@ -38,7 +30,12 @@ class Tiers:
         self.saves = Saves(copies, host, disk)
         self.loads = Loads(copies, host, disk, self.saves)
         self.format = ""  # "" = of weights that are not known yet: nothing is saved or found
-        self.rates: dict[str, Rate] = {}  # by tier
+        self.host_rate = Rate()
+
+    @property
+    def rates(self) -> dict[str, Rate]:
+        """The cost of loading from each tier."""
+        return {"host": self.host_rate, "disk": Rate() if self.disk is None else self.disk.rate}
 
     @property
     def exist(self) -> bool:

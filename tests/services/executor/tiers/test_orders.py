@@ -1,5 +1,5 @@
-"""Orders of steps, saves and loads: in any of them, whatever can be found is what its hash says, and a load fills its blocks with
-that or reports them missing."""
+"""Orders of steps, saves and loads: in any of them, whatever can be found is what its hash says, and a load fills its
+blocks with that or reports them missing."""
 
 from __future__ import annotations
 
