@@ -20,7 +20,7 @@ _STATS = {
     "gateway": ["pagewire.gateway.core.metrics"],
     "tokenizer": ["pagewire.services.tokenizer.stats"],
     "scheduler": ["pagewire.services.scheduler.observed.stats"],
-    "executor": ["pagewire.services.executor.stats"],
+    "executor": ["pagewire.services.executor.stats", "pagewire.services.executor.tiers.metrics"],
 }
 
 

@@ -65,7 +65,7 @@ class DiskTier:
         self._thread.start()
 
     def open(self, kv_format: str) -> None:
-        """Makes this the format to read and write, once what waits was written. Does not wait for the disk."""
+        """Makes this the format to read and write, soon. Does not wait for the disk."""
         self._is_open.clear()
         self.directory.contents.clear()
         with self._changed:
@@ -175,15 +175,15 @@ class DiskTier:
         """Waits for a block to write or a format to open; True when the time has come to look; None: the end."""
         with self._changed:
             while True:
+                if self._format is not None:
+                    kv_format, self._format = self._format, None
+                    return kv_format
                 if self._queue:
                     write = self._queue.popleft()
                     self._num_queued -= write.slot.contents.nbytes
                     return write
                 if self._is_closed:
                     return None
-                if self._format is not None:
-                    kv_format, self._format = self._format, None
-                    return kv_format
                 if (left := until - time.monotonic()) <= 0:
                     return True
                 self._changed.wait(left)
