@@ -107,6 +107,45 @@ class FakeRow:
             self.histories.append(extend_history(before, token_id))
 
 
+class FakeTier:
+    """A tier of fake executors, which may share it: what blocks hold, by group and hash."""
+
+    def __init__(self, max_blocks: int = 1 << 30) -> None:
+        self.blocks: dict[tuple[int, bytes], list[int]] = {}
+        self.max_blocks = max_blocks
+        self.num_saves = 0
+        self.changes: list[executor_pb2.TierChanges] = []  # all since the beginning
+
+    def save(self, group: int, block_hash: bytes, contents: list[int]) -> None:
+        self.num_saves += 1
+        known = self.blocks.get((group, block_hash))
+        assert known is None or known == contents, "one hash for other contents"
+        self.blocks[group, block_hash] = contents
+        self._note(stored=[executor_pb2.BlockHashes(group=group, hashes=block_hash)])
+        while len(self.blocks) > self.max_blocks:
+            self.remove(*next(iter(self.blocks)))
+
+    def remove(self, group: int, block_hash: bytes) -> None:
+        if self.blocks.pop((group, block_hash), None) is not None:
+            self._note(removed=[executor_pb2.BlockHashes(group=group, hashes=block_hash)])
+
+    def forget(self, blocks: Sequence[executor_pb2.BlockHashes] | None) -> None:
+        """Forgets blocks; None: all."""
+        if blocks is None:
+            self.blocks.clear()
+            self._note(cleared=True)
+        for one in blocks or ():
+            for start in range(0, len(one.hashes), 32):
+                self.remove(one.group, one.hashes[start : start + 32])
+
+    def _note(self, **change: Any) -> None:
+        self.changes.append(executor_pb2.TierChanges(kind=executor_pb2.KV_TIER_KIND_DISK, **change))
+
+    def snapshot(self) -> list[executor_pb2.TierChanges]:
+        stored = [executor_pb2.BlockHashes(group=group, hashes=block_hash) for group, block_hash in self.blocks]
+        return [executor_pb2.TierChanges(kind=executor_pb2.KV_TIER_KIND_DISK, stored=stored, is_complete=True)]
+
+
 class FakeExecutor:
     """Executes steps (the scheduler's `Step` or a `StepRequest`, which have the same fields) without a model.
 
@@ -138,6 +177,7 @@ class FakeExecutor:
         pipeline_stages: int = 1,
         draw_gain: Callable[[int], int] | None = None,
         max_adapters: int = 0,
+        tier: "FakeTier | None" = None,
     ) -> None:
         """num_blocks: of the layers that see all tokens; 0 = there are none. windows: a window -> blocks of the layers
         that have it. states: tokens that a block is for -> blocks of layers with a state.
@@ -162,6 +202,8 @@ class FakeExecutor:
         self.max_draft_tokens = max_draft_tokens
         self.pipeline_stages = pipeline_stages
         self.max_adapters = max_adapters
+        self.tier = tier
+        self.load_rate = 0.0  # bytes per second; 0 = unknown
         self.loaded_adapters = set[str]()  # digests; another adapter makes other tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.decode_costs: tuple[tuple[int, float], ...] = ()  # as in the scheduler's ExecutorInfo
@@ -175,19 +217,22 @@ class FakeExecutor:
         self.rows: dict[int, FakeRow] = {}
         self.adapters: dict[int, str] = {}  # slot -> digest
         self._kv: dict[tuple[int, int], int] = {}
-        self._last_step_id = 0
+        self._last_step_id = self._last_load_id = 0
+        self.loads: list[executor_pb2.KVLoad] = []  # that are under way
+        self._filling: set[tuple[int, int]] = set()  # groups and blocks
 
     def execute(self, step: Any) -> StepResult:
         """Executes the next step. Raises AssertionError if it breaks a promise of `executor.proto`."""
         assert step.step_id == self._last_step_id + 1, f"step {step.step_id} follows {self._last_step_id}"
         self._last_step_id = step.step_id
+        message = from_step(step) if isinstance(step, ScheduledStep) else step
+        self._begin_loads(message)
         self._apply_rows(step)
-        self._apply_blocks(step)
+        self._apply_blocks(step, message)
         assert sum(step.num_scheduled_tokens) <= self.max_num_batched_tokens, "more tokens than a step may compute"
         if any(self._is_poisoned(self.rows[request_id], self.deadly_token_id) for request_id in step.request_ids):
             raise FakeExecutorDied
         refused = {new.request_id: _REFUSAL for new in step.new_requests if new.token_ids[0] == self.refused_token_id}
-        message = from_step(step) if isinstance(step, ScheduledStep) else step
         drafts = list(message.num_draft_tokens) or [0] * len(step.request_ids)
         self._write_kv(step, drafts)
         result = StepResult(step.step_id, [], [], [], {}, {}, refused, {})
@@ -211,7 +256,68 @@ class FakeExecutor:
                 result.num_tokens.append(0)
                 result.num_drafted.append(0)
         self.num_executed_tokens += sum(step.num_scheduled_tokens)
+        self._save(message)
         return result
+
+    # -- tiers -------------------------------------------------------------------------------------------------------
+
+    def _slots_of(self, group: int, block_id: int) -> list[tuple[int, int]]:
+        if self.kv_groups[group].is_state:
+            return [(group, block_id)]
+        return [(group, block_id * self.block_size + offset) for offset in range(self.block_size)]
+
+    def _begin_loads(self, message: executor_pb2.StepRequest) -> None:
+        """What the blocks hold is undefined until the load has ended."""
+        for load in message.loads:
+            assert self.tier is not None or load.source, "there is nothing to load from"
+            assert load.load_id == self._last_load_id + 1, f"load {load.load_id} follows {self._last_load_id}"
+            self._last_load_id = load.load_id
+            self.loads.append(load)
+            for one in load.blocks:
+                assert len(one.hashes) == 32 * len(one.ids) > 0
+                for block_id in one.ids:
+                    assert (one.group, block_id) not in self._filling, "a block is loaded twice"
+                    self._filling.add((one.group, block_id))
+                    for slot in self._slots_of(one.group, block_id):
+                        self._kv[slot] = -2
+
+    def end_load(
+        self,
+        index: int = 0,
+        lost: Collection[int] = (),
+        sources: "Mapping[str, FakeTier] | None" = None,
+        seconds: float = 0.0,
+    ) -> executor_pb2.KVLoaded:
+        """Ends a load that is under way, and returns its outcome. lost: indices of blocks that cannot be read. sources:
+        what other executors have, by address."""
+        load = self.loads.pop(index)
+        tier = (sources or {}).get(load.source) if load.source else self.tier
+        loaded = executor_pb2.KVLoaded(load_id=load.load_id, seconds=seconds)
+        wanted = [
+            (one.group, block_id, one.hashes[32 * i :][:32])
+            for one in load.blocks
+            for i, block_id in enumerate(one.ids)
+        ]
+        num_bytes = 0
+        for i, (group, block_id, block_hash) in enumerate(wanted):
+            self._filling.remove((group, block_id))
+            contents = tier.blocks.get((group, block_hash)) if tier is not None else None
+            if contents is None or i in lost:
+                loaded.missing.append(i)
+                continue
+            num_bytes += self.kv_groups[group].block_bytes
+            self._kv.update(zip(self._slots_of(group, block_id), contents, strict=True))
+        loaded.bytes.add(kind=executor_pb2.KV_TIER_KIND_DISK, bytes=num_bytes)
+        return loaded
+
+    def _save(self, message: executor_pb2.StepRequest) -> None:
+        for one in message.saves:
+            assert self.tier is not None, "there is nowhere to save to"
+            assert len(one.hashes) == 32 * len(one.ids) > 0
+            for i, block_id in enumerate(one.ids):
+                assert (one.group, block_id) not in self._filling, "a block is saved that is being loaded"
+                contents = [self._kv[slot] for slot in self._slots_of(one.group, block_id)]
+                self.tier.save(one.group, one.hashes[32 * i :][:32], contents)
 
     def _is_poisoned(self, row: FakeRow, first: int | None) -> bool:
         return row.token_ids[0] == first and len(row.token_ids) - row.num_prompt_tokens >= self.deadly_from
@@ -284,9 +390,9 @@ class FakeExecutor:
             assert digest in self.loaded_adapters, f"adapter {digest} was not loaded"
             self.adapters[slot] = digest
 
-    def _apply_blocks(self, step: Any) -> None:
+    def _apply_blocks(self, step: Any, message: executor_pb2.StepRequest) -> None:
         num_requests = len(step.request_ids)
-        assert num_requests or step.finished_request_ids, "a step that says nothing"
+        assert num_requests or step.finished_request_ids or message.loads, "a step that says nothing"
         assert len(set(step.request_ids)) == num_requests, "a request twice"
         num_tables = num_requests * len(self.kv_groups)
         assert len(step.num_scheduled_tokens) == num_requests, "columns of unequal length"
@@ -298,7 +404,7 @@ class FakeExecutor:
         for request_id in step.request_ids:
             assert request_id in self.rows, f"request {request_id} runs without a row"
             row = self.rows[request_id]
-            for group, table in zip(self.kv_groups, row.block_tables, strict=True):
+            for number, (group, table) in enumerate(zip(self.kv_groups, row.block_tables, strict=True)):
                 num_new_blocks = next(counts)
                 assert not (num_new_blocks and request_id in new_request_ids), "a new request has its blocks already"
                 table += islice(new_block_ids, num_new_blocks)
@@ -306,6 +412,8 @@ class FakeExecutor:
                 seen = table[self._first_seen(group, row.num_computed_tokens) // self._block_tokens(group) :]
                 assert len(set(seen)) == len(seen), f"request {request_id} has a block twice"
                 assert all(0 <= block_id < group.num_blocks for block_id in seen)
+                for index, block_id in self._filling:
+                    assert index != number or block_id not in seen, "it runs with a block that is being loaded"
 
     def _write_kv(self, step: Any, drafts: Sequence[int]) -> None:
         """Writes all slots of the step, before anything is read: what a model does layer by layer. What is written for

@@ -21,6 +21,7 @@ from pagewire.services.scheduler.speculation.acceptance import Acceptances
 from pagewire.services.scheduler.speculation.no_drafts import NO_DRAFTS
 from pagewire.services.scheduler.speculation.speculation import Speculation
 from pagewire.services.scheduler.suspicion.suspects import Suspects
+from pagewire.services.scheduler.tiers.tiers import Tiers
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.weights.rollout import Rollout
 from pagewire.wire.discovery.listed import Discovery
@@ -30,8 +31,9 @@ def make_scheduler(
     config: SchedulerConfig,
     num_replicas: int = 1,
     on_memory: Callable[[int, ExecutorInfo | None, KVCacheManager], None] = lambda *_: None,
+    tiers: Tiers | None = None,
 ) -> Scheduler:
-    """Returns a scheduler with all features. on_memory: see `Features`."""
+    """Returns a scheduler with all features. on_memory: see `Features`. tiers: make the calls to the executors."""
     suspects, acceptances, output_lengths = Suspects(), Acceptances(), OutputLengths()
 
     def drafts(info: ExecutorInfo | None) -> Drafts:
@@ -42,9 +44,17 @@ def make_scheduler(
             AdapterSlots(0) if info is None else AdapterSlots(info.max_adapters, (one.digest for one in info.adapters))
         )
 
-    features = Features(Ledger(), suspects, drafts, slots, on_memory)
+    tiers = tiers or Tiers()
+
+    def on_new_memory(replica_id: int, info: ExecutorInfo | None, kv: KVCacheManager) -> None:
+        tiers.on_memory(replica_id, info, kv)
+        on_memory(replica_id, info, kv)
+
+    features = Features(Ledger(), suspects, drafts, slots, on_new_memory)
     placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths)
-    return Scheduler(config, num_replicas, features, placement, output_lengths)
+    scheduler = Scheduler(config, num_replicas, features, placement, output_lengths)
+    tiers.follow(scheduler)
+    return scheduler
 
 
 def make_engine(
@@ -53,7 +63,8 @@ def make_engine(
     """Returns the service with all features. connect: makes channels to executors that are listed. caches: follows its
     prefix caches."""
     caches = caches or PrefixCaches()
-    scheduler = make_scheduler(config, 0, caches.on_memory)
+    tiers = Tiers()
+    scheduler = make_scheduler(config, 0, caches.on_memory, tiers)
     admission = Entrance(scheduler, config.max_queue_time)
 
     def weights(engine: Engine) -> Rollout:
@@ -65,5 +76,6 @@ def make_engine(
         return Adapters(engine.executors.drivers, engine.wake_all, changed, engine.end_request)
 
     engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, HeldOutputs)
-    caches.follow(scheduler, engine.executors.drivers, engine.adapters)
+    tiers.follow(scheduler, engine.executors.drivers)
+    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers.forgotten)
     return engine

@@ -27,7 +27,8 @@ def check_integrity(scheduler: Scheduler) -> None:
 def _check_replica(replica: Replica) -> None:
     running, kv = list(replica.running), replica.kv
     for index, group in enumerate(kv.groups):
-        _check_group(group, chain.from_iterable(request.blocks.held[index].blocks for request in running))
+        held = chain.from_iterable(request.blocks.held[index].blocks for request in running)
+        _check_group(group, chain(held, () if kv.tiers is None else kv.tiers.held(index)))
     if kv.indexed is not None:
         kv.indexed.check_integrity(running)
     orders = [request.order for request in running]
@@ -41,7 +42,7 @@ def _check_group(group: GroupBlocks, held: Iterable[Block]) -> None:
     """Raises AssertionError unless the pool is consistent and exactly these blocks are held."""
     check_pool(group.pool)
     counts = Counter(held)
-    assert len(counts) == group.pool.num_blocks - group.pool.num_free_blocks, "a block is held by no request"
+    assert len(counts) == group.pool.num_blocks - group.pool.num_free_blocks, "a block is held by no request or load"
     assert all(block.ref_count == count for block, count in counts.items()), "a ref_count is wrong"
 
 

@@ -53,6 +53,7 @@ FEATURES = (
     "services.scheduler.grammars",
     "services.scheduler.adapters",
     "services.scheduler.kv_events",
+    "services.scheduler.tiers",
     "services.executor.speculation",
     "services.executor.ranks",
     "services.executor.grammar",

@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Missing())
 # The features of the scheduler, which join its core by seams.
 _FEATURES = [
     f"services.scheduler.{room}"
-    for room in ("admission", "fairness", "grammars", "placement", "speculation", "suspicion", "weights")
+    for room in ("admission", "fairness", "grammars", "placement", "speculation", "suspicion", "tiers", "weights")
 ]
 _NO_IO = ["services.scheduler.service", "services.scheduler.observed", "grpc", "prometheus_client"]
 _GATEWAY_FEATURES = [

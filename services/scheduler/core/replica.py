@@ -7,7 +7,7 @@ Feature code does not belong here: running requests and what they hold are in `r
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pagewire.config import SchedulerConfig
@@ -26,6 +26,7 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepResult
+from pagewire.v1.executor_pb2 import KVLoaded
 
 
 class Replica:
@@ -87,7 +88,7 @@ class Replica:
     @property
     def is_drained(self) -> bool:
         """True if no request runs, no step is in flight, and the executor has freed all rows."""
-        return not (self.running or self._in_flight or self._rows.has_unreported_ends)
+        return not (self.running or self._in_flight or self._rows.has_unreported)
 
     def share_index(self, index: BlockIndex) -> None:
         """Keeps the index up to date with the blocks of this replica from now on; does nothing if the replica already
@@ -135,8 +136,8 @@ class Replica:
         """Decides the next step, or returns None if nothing can run now. `can_schedule` must be true."""
         step, rows = ScheduledStep(self._last_step_id + 1), self._rows
         StepBuilder(rows, self._shares, self._target, waiting, taker, self._in_flight).fill(step)
-        # An idle executor frees rows at once, a busy one with its next step.
-        if not step.request_ids and (self._in_flight or not rows.has_unreported_ends):
+        # An idle executor frees rows and loads at once, a busy one with its next step.
+        if not step.request_ids and (self._in_flight or not rows.has_unreported):
             return None
         rows.end_step(step)
         self._last_step_id = step.step_id
@@ -163,6 +164,12 @@ class Replica:
         self._shares.charge_outputs(outputs.requests, outputs.num_tokens)
         rows.take_in(outputs)
         return outputs
+
+    def end_loads(self, loaded: Iterable[KVLoaded]) -> None:
+        """Takes in loads that ended. Raises InvalidResult."""
+        if self.kv.tiers is None:
+            raise InvalidResult("the executor reports a load, but has no tiers")
+        self.kv.tiers.end_loads(loaded)
 
     # -- speed -------------------------------------------------------------------------------------------------------
 

@@ -77,9 +77,9 @@ class Rows:
         return self.limits.max_num_seqs - len(self.running)
 
     @property
-    def has_unreported_ends(self) -> bool:
-        """True if the executor has yet to free rows of requests that ended."""
-        return bool(self._finished_request_ids)
+    def has_unreported(self) -> bool:
+        """True if the executor has yet to free rows of requests that ended, or to begin a load."""
+        return bool(self._finished_request_ids) or (self.kv.tiers is not None and self.kv.tiers.has_loads)
 
     def drain(self) -> None:
         """Admits only requests that need these weights from now on."""
@@ -143,9 +143,10 @@ class Rows:
         self.kv.start_step(self.running)
 
     def end_step(self, step: ScheduledStep) -> None:
-        """Adds what changed since the last step to a step that is about to be sent: ended requests, and slots."""
+        """Adds what changed since the last step to a step that is about to be sent."""
         self.version += 1
         step.adapter_slots = self.slots.take_changes()
+        step.tiers = None if self.kv.tiers is None else self.kv.tiers.take_changes()
         step.finished_request_ids, self._finished_request_ids = self._finished_request_ids, []
 
     def accept(self, step: ScheduledStep, errors: Mapping[int, Any]) -> list[tuple[Request, Any]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import grpc
 
@@ -43,20 +43,29 @@ class PrefixCaches:
         self._changed: dict[Recorder, None] = {}  # those with changes to take, in order
 
     def follow(
-        self, scheduler: Scheduler, drivers: Mapping[int, ReplicaDriver], adapters: AdaptersInForce | None
+        self,
+        scheduler: Scheduler,
+        drivers: Mapping[int, ReplicaDriver],
+        adapters: AdaptersInForce | None,
+        tiers_forgotten: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Takes in the scheduler that has the caches. drivers: by replica id. Call this before it has executors."""
+        """Takes in the scheduler that has the caches. drivers: by replica id. tiers_forgotten: returns when the tiers
+        of executors are reset, too. Call this before it has executors."""
+        self._tiers_forgotten = tiers_forgotten
         self._scheduler = scheduler
         self._drivers = drivers
         self._adapters = adapters
 
     async def reset(self, request: ResetPrefixCacheRequest) -> ResetPrefixCacheResponse:
-        """Makes all replicas forget their findable blocks."""
+        """Makes all replicas forget their findable blocks, and the tiers of their executors. Raises RpcError
+        UNAVAILABLE if an executor does not answer."""
         replicas = [replica for replica in self._scheduler.replicas if replica.info is not None]
         for replica in replicas:
             if (recorder := self._recorders.get(replica.replica_id)) is not None:
                 recorder.clear()
         num_blocks = sum(reset(replica.kv, replica.running) for replica in replicas)
+        if self._tiers_forgotten is not None:
+            await self._tiers_forgotten()
         logger.info("the prefix cache was reset; blocks forgotten: %d, executors: %d", num_blocks, len(replicas))
         return ResetPrefixCacheResponse(num_blocks=num_blocks, num_executors=len(replicas))
 

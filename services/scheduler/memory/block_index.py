@@ -1,9 +1,11 @@
-"""The seams at which the findable blocks are followed: for comparing replicas, and for programs elsewhere."""
+"""The seams of the findable blocks: for comparing replicas, for programs elsewhere, and for tiers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from pagewire.services.scheduler.values.blocks import Block, ComputedBlocks
 from pagewire.services.scheduler.values.request import Request
+from pagewire.v1.executor_pb2 import KVLoaded, StepRequest
 
 
 class BlockListener(Protocol):
@@ -30,3 +32,30 @@ class BlockRecorder(Protocol):
     def stored(self, request: Request, start: int, end: int) -> None:
         """Takes in that the request's blocks from `start` to `end - 1`, in its order, can be found in all groups, by
         its hashes. Other requests may have made some of them findable before."""
+
+
+class BlockTiers(Protocol):
+    """Decides what is copied between the KV cache of one executor and its tiers."""
+
+    @property
+    def has_loads(self) -> bool:
+        """True if a load waits for the next step."""
+
+    def begin_load(self, request: Request, computed: ComputedBlocks) -> bool:
+        """Begins to load the blocks after the hit of a waiting request if that is worthwhile; returns whether the
+        request waits for them."""
+
+    def end_loads(self, loaded: Iterable[KVLoaded]) -> None:
+        """Takes in loads that ended. Raises InvalidResult."""
+
+    def take_changes(self) -> StepRequest | None:
+        """Returns the saves and loads of a step that is about to be sent."""
+
+    def forget(self, request: Request) -> None:
+        """Forgets the blocks of a request in the tiers, too."""
+
+    def clear(self) -> None:
+        """Forgets all blocks in the tiers, too."""
+
+    def held(self, group: int) -> Iterator[Block]:
+        """Yields the blocks of a group that loads hold, for checks."""

@@ -6,9 +6,10 @@ those that a window still sees, or the latest state. A request has room for a to
 
 from collections.abc import Iterable, Sequence
 
-from pagewire.services.scheduler.memory.block_index import BlockIndex, BlockRecorder
+from pagewire.services.scheduler.memory.block_index import BlockIndex, BlockRecorder, BlockTiers
 from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
 from pagewire.services.scheduler.memory.indexed_group import IndexedGroup
+from pagewire.services.scheduler.memory.prefix_hit import longest_hit
 from pagewire.services.scheduler.memory.state_blocks import StateBlocks
 from pagewire.services.scheduler.memory.upcoming import UpcomingBlocks
 from pagewire.services.scheduler.values.block_hashes import computed_root, hash_block
@@ -36,18 +37,19 @@ class KVCacheManager:
         self._weights_version = weights_version
         self.block_size = block_size
         self.no_blocks = NewBlocks([0] * len(groups), [])
-        self._enable_prefix_caching = enable_prefix_caching and bool(groups)
+        self.caches_prefixes = enable_prefix_caching and bool(groups)
         self._groups = [
             (StateBlocks if group.is_state else GroupBlocks)(group, block_size, max_num_batched_tokens)
             for group in groups
         ]
         # Groups with windows or states release blocks while a request runs.
         self._windows = [(index, group) for index, group in enumerate(self._groups) if group.window]
-        self._upcoming = UpcomingBlocks(
+        self.upcoming = UpcomingBlocks(
             block_size, max((group.state_tokens // block_size for group in groups if group.is_state), default=1)
         )
-        self.indexed = IndexedGroup(self._groups, index if self._enable_prefix_caching else None) if groups else None
+        self.indexed = IndexedGroup(self._groups, index if self.caches_prefixes else None) if groups else None
         self.recorder: BlockRecorder | None = None
+        self.tiers: BlockTiers | None = None
         self._refused: Request | None = None  # the last request without room
         self._num_free_at_refusal: list[int] = []
 
@@ -81,23 +83,13 @@ class KVCacheManager:
         """Returns the longest prefix of the request that all groups can continue. It excludes the last token, which
         must be computed to sample the next. It is empty for a request that wants log probabilities of its whole
         prompt."""
-        if not self._enable_prefix_caching:
+        if not self.caches_prefixes:
             return self._computed((), 0)
         num_blocks = (request.num_tokens - 1) // self.block_size
         hashes = self._hashes(request, num_blocks)
         if request.wants_prompt_logprobs:
             return self._computed(hashes, 0)
-        # A group that keeps all tokens can continue any shorter prefix; windows and states must agree on one of them.
-        for group in self._groups:
-            if not group.window:
-                num_blocks = group.longest_hit(hashes, num_blocks)
-        is_agreed = False
-        while not is_agreed:
-            before = num_blocks
-            for _, group in self._windows:
-                num_blocks = group.longest_hit(hashes, num_blocks)
-            is_agreed = num_blocks == before
-        return self._computed(hashes, num_blocks)
+        return self._computed(hashes, longest_hit(self._groups, hashes, num_blocks))
 
     def _computed(self, hashes: Sequence[bytes], num_blocks: int) -> ComputedBlocks:
         held = tuple(group.find(hashes, num_blocks) for group in self._groups)
@@ -107,7 +99,7 @@ class KVCacheManager:
         """Makes full blocks findable if their tokens are known and their KV is computed in this step or an earlier one;
         none before the executor has accepted the request."""
         num_full = request.num_certain_tokens // self.block_size
-        if num_full <= request.blocks.num_cached or not self._enable_prefix_caching or not request.is_accepted:
+        if num_full <= request.blocks.num_cached or not self.caches_prefixes or not request.is_accepted:
             return
         hashes = self._hashes(request, num_full)
         for group, held in zip(self._groups, request.blocks.held, strict=True):
@@ -115,13 +107,11 @@ class KVCacheManager:
         if self.recorder is not None:
             self.recorder.stored(request, request.blocks.num_cached, num_full)
         self._set_num_cached_blocks(request, num_full)
-        self._upcoming.announce(request.blocks)
+        self.upcoming.announce(request.blocks)
 
     def _set_num_cached_blocks(self, request: Request, num_blocks: int) -> None:
         request.blocks.num_cached = num_blocks
-        request.blocks.num_tokens_to_cache = (
-            (num_blocks + 1) * self.block_size if self._enable_prefix_caching else _NO_LIMIT
-        )
+        request.blocks.num_tokens_to_cache = (num_blocks + 1) * self.block_size if self.caches_prefixes else _NO_LIMIT
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Returns the hashes of at least the first `num_blocks` blocks of the request, and stores them."""
@@ -140,7 +130,7 @@ class KVCacheManager:
 
     def indexed_hashes(self, request: Request) -> Sequence[bytes]:
         """Returns the hashes under which the index has blocks of a request's tokens but the last."""
-        if self.indexed is None or not self._enable_prefix_caching or request.wants_prompt_logprobs:
+        if self.indexed is None or not self.caches_prefixes or request.wants_prompt_logprobs:
             return ()
         num_blocks = (request.num_tokens - 1) // self.block_size
         return self.indexed.keys(self._hashes(request, num_blocks)[:num_blocks])
@@ -148,13 +138,16 @@ class KVCacheManager:
     def keeps_waiting(self, request: Request) -> bool:
         """Returns whether the blocks that made `awaits` return True for this request are still being computed, without
         a look-up."""
-        return self._upcoming.keeps_waiting(request)
+        return self.upcoming.keeps_waiting(request)
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
-        """Returns whether a request should keep waiting, because a running one computes the block after its hit."""
+        """Returns whether a request should keep waiting, because a running one computes the block after its hit, or a
+        tier has it."""
         if request.wants_prompt_logprobs:
             return False
-        return self._upcoming.is_awaited_by(request, computed.num_tokens // self.block_size)
+        if self.upcoming.is_awaited_by(request, computed.num_tokens // self.block_size):
+            return True
+        return self.tiers is not None and self.tiers.begin_load(request, computed)
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -193,8 +186,8 @@ class KVCacheManager:
         request.blocks.await_none()
         self._set_num_cached_blocks(request, computed.num_tokens // self.block_size)
         request.blocks.num_slots = self._num_slots(computed.held)
-        if self._enable_prefix_caching:
-            self._upcoming.announce(request.blocks)
+        if self.caches_prefixes:
+            self.upcoming.announce(request.blocks)
         if self.indexed is not None:
             self.indexed.expect(request)
 
@@ -240,7 +233,7 @@ class KVCacheManager:
         """Prepares the decision of a step: releases blocks of running requests that precede the windows of all later
         tokens. Steps in flight may still read them, but the next holder runs in a later step, and steps execute in
         order."""
-        self._upcoming.start_step()
+        self.upcoming.start_step()
         if not self._windows:
             return
         for request in requests:
@@ -267,6 +260,8 @@ class KVCacheManager:
         for group in self._groups:
             for block_hash in request.blocks.hashes:
                 group.pool.forget(block_hash)
+        if self.tiers is not None:
+            self.tiers.forget(request)
 
     def num_exclusive_blocks(self, request: Request) -> list[int]:
         """Returns how many blocks of each group would become free with the request."""
@@ -274,7 +269,7 @@ class KVCacheManager:
 
     def share_index(self, index: BlockIndex) -> None:
         """Keeps the index up to date with the blocks of this replica that are findable, now or soon."""
-        if self.indexed is not None and self._enable_prefix_caching:
+        if self.indexed is not None and self.caches_prefixes:
             self.indexed.share(index)
 
     def leave_index(self, running: Iterable[Request]) -> None:

@@ -18,6 +18,8 @@ def reset(kv: KVCacheManager, running: Iterable[Request]) -> int:
         num_blocks += len(hashes)
         for block_hash in hashes:
             group.pool.forget(block_hash)
+    if kv.tiers is not None:
+        kv.tiers.clear()
     if kv.indexed is not None:
         kv.indexed.forget(running)
     for request in running:

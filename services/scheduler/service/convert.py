@@ -183,7 +183,9 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         max_logprobs=model.max_logprobs,
-        kv_groups=tuple(KVGroup(group.num_blocks, group.window, group.state_tokens) for group in message.kv_groups),
+        kv_groups=tuple(
+            KVGroup(one.num_blocks, one.window, one.state_tokens, one.block_bytes) for one in message.kv_groups
+        ),
         block_size=message.block_size,
         max_num_seqs=message.max_num_seqs,
         max_num_batched_tokens=message.max_num_batched_tokens,
@@ -204,6 +206,8 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
         draft_bounds=tuple((bound.num_requests, bound.max_draft_tokens) for bound in message.draft_bounds),
         max_adapters=message.max_adapters,
         adapters=tuple(map(to_adapter, message.adapters)),
+        kv_tiers=tuple(message.kv_tiers),
+        kv_format=message.kv_format,
         adapter_directory=message.adapter_directory,
         found_adapters=tuple(
             FoundAdapter(one.name, one.path, one.digest, one.problem, one.changed_at) for one in message.found_adapters
@@ -270,6 +274,8 @@ def from_step(step: ScheduledStep, traces: Sequence[Trace] = ()) -> executor_pb2
     )
     for slot, digest in step.adapter_slots:
         message.adapter_slots.add(slot=slot, digest=digest)
+    if step.tiers is not None:
+        message.MergeFrom(step.tiers)
     if step.drafts_of:
         by_id = {step.sampled[i].request_id: num_drafts for i, num_drafts in step.drafts_of.items()}
         message.num_draft_tokens.extend(by_id.get(request_id, 0) for request_id in step.request_ids)
@@ -295,6 +301,7 @@ def to_step_result(message: executor_pb2.StepResult) -> StepResult:
         dict(message.errors) if message.errors else {},
         dict(message.prompt_logprobs) if message.prompt_logprobs else {},
         message.num_drafted[:],
+        tuple(message.loaded) if message.loaded else (),
     )
 
 

@@ -149,6 +149,10 @@ class ReplicaDriver:
         self._replica.is_leaving = self.is_unlisted
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
+        if result.loaded:
+            self._replica.end_loads(result.loaded)
+            self.wake()
+            return
         now = time.monotonic()
         self._listener.on_result(self._replica, result, clock, self._replica.pacer.seconds_of_oldest(now))
         self._replica.pacer.on_result(clock.execute_seconds, clock.idle_seconds, now)

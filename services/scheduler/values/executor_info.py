@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from pagewire.v1.executor_pb2 import KVTier
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
@@ -10,6 +12,7 @@ class KVGroup:
     num_blocks: int
     window: int = 0  # tokens that a query sees, itself included; 0 = all
     state_tokens: int = 0  # tokens per block, if blocks hold states; 0 = blocks hold the KV of each token
+    block_bytes: int = 0
 
     @property
     def is_state(self) -> bool:
@@ -99,6 +102,8 @@ class ExecutorInfo:
     max_adapters: int = 0  # slots
     adapters: tuple[Adapter, ...] = ()  # that can be put into a slot
     adapter_directory: str = ""  # in which it looks for others
+    kv_tiers: tuple[KVTier, ...] = ()  # the fastest first
+    kv_format: str = ""  # executors with the same one may read each other's blocks
     found_adapters: tuple[FoundAdapter, ...] = ()
     role: str = "both"  # or prefill, decode
 

@@ -1,12 +1,13 @@
 """The values that pass between the scheduler and its executors. Fields carry the names of `executor.proto`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.services.scheduler.values.images import MAX_STEP_IMAGE_BYTES, NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
+from pagewire.v1.executor_pb2 import KVLoaded, StepRequest
 
 
 class InvalidResult(Exception):
@@ -81,6 +82,7 @@ class ScheduledStep:
     num_new_blocks: list[int] = field(default_factory=list)  # [n, G] row by row
     new_block_ids: list[int] = field(default_factory=list)  # [sum(num_new_blocks)]
     adapter_slots: list[tuple[int, str]] = field(default_factory=list)  # slots, and digests of their new adapters
+    tiers: StepRequest | None = None  # saves and loads
 
     # Not sent. Bytes of the images of requests that enter.
     num_image_bytes: int = 0
@@ -145,6 +147,7 @@ class StepResult:
     # Index into request_ids -> log probabilities of its prompt, which the scheduler only passes on.
     prompt_logprobs: Mapping[int, Any] = field(default_factory=dict)
     num_drafted: list[int] = field(default_factory=list)  # [s + v], checked drafts of each; empty: none
+    loaded: Sequence[KVLoaded] = ()  # loads that ended; then it answers no step
 
     def drafted(self, index: int) -> int:
         """Returns how many tokens were drafted for the request at this index; may be fewer than scheduled."""

@@ -1,7 +1,7 @@
 """The scheduler and a fake executor without anything between them, for tests of the pure core."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.placement.fleet import Fleet
+from pagewire.services.scheduler.tiers.contents import TierContents
+from pagewire.services.scheduler.tiers.tiers import Tiers
 from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
@@ -21,7 +23,8 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import Logprobs, SamplingParams
-from tests.fakes import FakeExecutor
+from pagewire.v1.executor_pb2 import BlockHashes, KVLoaded, KVTier, KVTierKind
+from tests.fakes import FakeExecutor, FakeTier
 
 
 def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInfo:
@@ -43,7 +46,34 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
         max_adapters=executor.max_adapters,
         adapters=tuple(Adapter(one, digest=one) for one in sorted(executor.loaded_adapters)),
+        kv_tiers=(KVTier(kind=KVTierKind.KV_TIER_KIND_DISK, load_rate=executor.load_rate),) if executor.tier else (),
     )
+
+
+class LineCalls:
+    """The calls to the tier of an executor; `line.tell_tiers` makes the scheduler see what changed."""
+
+    def __init__(self, tier: FakeTier) -> None:
+        self._tier = tier
+
+    def watch(self, contents: TierContents) -> None:
+        self.contents: TierContents | None = contents
+        for changes in self._tier.snapshot():
+            contents.apply(changes)
+        self._num_told = len(self._tier.changes)
+
+    def tell(self) -> None:
+        """Tells the scheduler what has changed."""
+        for changes in self._tier.changes[self._num_told :] if self.contents is not None else ():
+            self.contents.apply(changes)  # type: ignore[union-attr]
+        self._num_told = len(self._tier.changes)
+
+    def forget(self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]) -> None:
+        self._tier.forget(blocks)
+        on_forgotten()
+
+    def stop(self) -> None:
+        self.contents = None
 
 
 class PureLine:
@@ -64,7 +94,9 @@ class PureLine:
         self.config = SchedulerConfig(**config)
         self.soon: list[Callable[[], None]] = []  # what the caches would do after a step
         self.caches = PrefixCaches(call_soon=self.soon.append)
-        self.scheduler = make_scheduler(self.config, len(executors), self.caches.on_memory)
+        self.tier_calls: dict[int, LineCalls] = {}  # by replica id
+        self.tiers = Tiers(self._calls_to)
+        self.scheduler = make_scheduler(self.config, len(executors), self.caches.on_memory, self.tiers)
         self.caches.follow(self.scheduler, {}, None)
         self.steps: list[ScheduledStep] = []
         self.outputs: dict[int, list[int]] = {}
@@ -80,6 +112,28 @@ class PureLine:
         if attach:
             for index in range(len(executors)):
                 self.attach(index)
+
+    def _calls_to(self, replica_id: int) -> LineCalls | None:
+        index = next(i for i, one in enumerate(self.scheduler.replicas) if one.replica_id == replica_id)
+        tier = self.executors[index].tier
+        if tier is None:
+            return None
+        self.tier_calls[replica_id] = LineCalls(tier)
+        return self.tier_calls[replica_id]
+
+    def tell_tiers(self) -> None:
+        """Makes the scheduler see what the tiers hold."""
+        for calls in self.tier_calls.values():
+            calls.tell()
+
+    def end_load(self, index: int = 0, number: int = 0, lost: Collection[int] = (), seconds: float = 0.0) -> KVLoaded:
+        """Ends a load that is under way. lost: indices of blocks that cannot be read. seconds: that it took; 0:
+        unknown."""
+        sources = {f"executor-{i}": one.tier for i, one in enumerate(self.executors) if one.tier is not None}
+        loaded = self.executors[index].end_load(number, lost, sources, seconds)
+        self.scheduler.replicas[index].end_loads([loaded])
+        self._check_integrity()
+        return loaded
 
     @property
     def executor(self) -> FakeExecutor:
@@ -243,11 +297,15 @@ class PureLine:
                     pass
             # A replica to which another leaves a request after it has decided decides again.
             wanted = self.scheduler.placement.take_wanted()
+            self.tell_tiers()
             busy = [index for index in range(len(self.executors)) if self.num_in_flight(index)]
-            if not busy and not wanted:
+            loading = [index for index, executor in enumerate(self.executors) if executor.loads]
+            if not busy and not wanted and not loading:
                 break
             for index in busy:
                 self.receive(index)
+            for index in loading:
+                self.end_load(index)
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0, "requests are stuck"
 
     def _note_end(self, request: Request) -> None:

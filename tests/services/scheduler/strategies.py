@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pagewire.services.scheduler.values.images import NO_IMAGES, PromptImages
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import Logprobs
-from tests.fakes import FakeExecutor, expected_output, fake_prompt_logprobs
+from tests.fakes import FakeExecutor, FakeTier, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.values.test_images import image
 
@@ -73,6 +73,7 @@ ONE, NONE = st.just(1), st.just(0)
 NO_WINDOWS = st.just(list[int]())
 NO_STATES = st.just(0)
 NO_LIMIT = st.just(4096)
+NEVER = st.just(False)
 
 
 @st.composite
@@ -118,9 +119,15 @@ def lines(
     windows: st.SearchStrategy[list[int]] = NO_WINDOWS,
     states: st.SearchStrategy[int] = NO_STATES,
     max_waiting: st.SearchStrategy[int] = NO_LIMIT,
+    has_tier: st.SearchStrategy[bool] = NEVER,
 ) -> PureLine:
+    """Draws a line. has_tier: its executors share a tier."""
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
+    if draw(has_tier):
+        tier = FakeTier(draw(st.sampled_from([5, 20, 1000])))
+        for replica in replicas:
+            replica.tier = tier
     # Without chunks, only prompts up to the budget are accepted.
     must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(

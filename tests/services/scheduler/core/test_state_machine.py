@@ -5,7 +5,7 @@ Beyond what `test_properties.py` plays: schedulers die and their requests are su
 back for the rest, deadlines pass, prompts kill executors or are refused, steps take time, new requests are refused.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,9 +116,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         line=st.one_of(
-            lines(ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 3]), max_waiting=MAX_WAITING),
-            lines(ONE_OR_TWO, windows=st.just([5]), max_waiting=MAX_WAITING),
-            lines(ONE_OR_TWO, states=st.just(2), max_waiting=MAX_WAITING),
+            lines(
+                ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 3]), max_waiting=MAX_WAITING, has_tier=st.booleans()
+            ),
+            lines(ONE_OR_TWO, windows=st.just([5]), max_waiting=MAX_WAITING, has_tier=st.booleans()),
+            lines(ONE_OR_TWO, states=st.just(2), max_waiting=MAX_WAITING, has_tier=st.booleans()),
         ),
         token_seconds=st.sampled_from([0.0, 0.0001, 0.01, 1.0]),
     )
@@ -238,6 +240,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         work = self.line.oldest_in_flight(index).work
         return 0.001 + self.token_seconds * (work.num_decodes + work.num_prompt_tokens)
 
+    @rule(number=st.integers(0, 1), which=st.integers(0, 3), lost=st.sets(st.integers(0, 9)))
+    def load_ends(self, number: int, which: int, lost: set[int]) -> None:
+        """Ends one of the loads that are under way. lost: indices of blocks that cannot be read."""
+        index = self.index_of(number)
+        if num_loads := len(self.executors[index].loads):
+            self.end_load(index, which % num_loads, lost)
+
+    @rule(num_gone=st.integers(0, 3))
+    def tell_tiers(self, num_gone: int) -> None:
+        """Tells the scheduler what the tiers hold, of which some is gone meanwhile."""
+        self.line.tell_tiers()
+        tier = self.executors[0].tier
+        for key in list(tier.blocks)[:num_gone] if tier is not None else ():
+            tier.remove(*key)  # type: ignore[union-attr]
+
     @rule(num_rounds=st.integers(2, 12))
     def run_on(self, num_rounds: int) -> None:
         """Undisturbed for a while, so that much is learned, cached and preempted before the next mishap."""
@@ -249,10 +266,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         False: there was none."""
         while self.line.woken:
             self.line.play(self.line.scheduler.replicas.index(next(iter(self.line.woken))))
+        self.line.tell_tiers()
         busy = [index for index in range(len(self.executors)) if self.line.num_in_flight(index)]
         for index in busy:
             self.take_in(index)
-        return bool(busy)
+        loading = [index for index, executor in enumerate(self.executors) if executor.loads]
+        for index in loading:
+            self.end_load(index)
+        return bool(busy or loading)
+
+    def end_load(self, index: int, number: int = 0, lost: Collection[int] = ()) -> None:
+        self.line.end_load(index, number, lost)
+        self.line.wake([self.line.scheduler.replicas[index]])
 
     @rule(number=st.integers(0, 1), returns=st.booleans())
     def die(self, number: int, returns: bool) -> None:

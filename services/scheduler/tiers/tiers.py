@@ -1,0 +1,125 @@
+"""The tiers of all executors: gives the memory of each the decisions about its tiers, and makes the calls."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import grpc
+
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.core.scheduler import Scheduler
+from pagewire.services.scheduler.memory.block_index import BlockListener
+from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
+from pagewire.services.scheduler.tiers.calls import TierCalls
+from pagewire.services.scheduler.tiers.contents import TierContents
+from pagewire.services.scheduler.tiers.replica_tiers import ReplicaTiers
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.v1.executor_pb2 import BlockHashes
+from pagewire.wire.rpc import RpcError
+
+
+class Calls(Protocol):
+    """The calls to one executor; see `TierCalls`."""
+
+    def watch(self, contents: TierContents) -> None: ...
+
+    def forget(
+        self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]
+    ) -> "asyncio.Future[Exception | None] | None": ...
+
+    def stop(self) -> None: ...
+
+
+# Returns the calls to the executor of a replica, by its id; None: nothing is called.
+MakeCalls = Callable[[int], Calls | None]
+
+
+class Tiers:
+    """Joins the memory of each replica to the tiers of its executor."""
+
+    def __init__(self, make_calls: MakeCalls | None = None) -> None:
+        """make_calls: by default, calls over the channel of the replica's driver."""
+        self._make_calls = make_calls or self._connect
+        self._calls: dict[int, Calls] = {}  # by replica id
+        self._forgetting: list[tuple[int, asyncio.Future[Exception | None]]] = []
+        self.of_replica: dict[int, ReplicaTiers] = {}  # by replica id; only those of executors with tiers
+        self._drivers: Mapping[int, ReplicaDriver] = {}
+        self._scheduler: Scheduler | None = None
+        self.index_of: Callable[[int], BlockListener] | None = None  # for placement: of a replica, by its id
+
+    def follow(self, scheduler: Scheduler, drivers: Mapping[int, ReplicaDriver] | None = None) -> None:
+        """Takes in the scheduler that has the replicas. drivers: by replica id. Call this before it has executors."""
+        self._scheduler = scheduler
+        self._drivers = drivers or {}
+
+    def on_memory(self, replica_id: int, info: ExecutorInfo | None, kv: KVCacheManager) -> None:
+        """Takes in that a replica has new memory, which is empty; None: it has no executor."""
+        if (lost := self.of_replica.pop(replica_id, None)) is not None:
+            lost.contents.clear()
+        if (calls := self._calls.pop(replica_id, None)) is not None:
+            calls.stop()
+        if info is None or not info.kv_tiers or not kv.caches_prefixes:
+            return
+        calls = self._make_calls(replica_id)
+        index = self.index_of(replica_id) if self.index_of is not None else None
+        indexed_group = next((i for i, group in enumerate(kv.groups) if not group.window), 0)
+        contents = TierContents([tier.kind for tier in info.kv_tiers], len(kv.groups), index, indexed_group)
+
+        def compute_seconds(start: int, num_tokens: int) -> float:
+            return self._compute_seconds(replica_id, start, num_tokens)
+
+        def forget(blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]) -> None:
+            if calls is None:
+                on_forgotten()
+            elif (first := calls.forget(blocks, on_forgotten)) is not None:
+                self._forgetting.append((replica_id, first))
+
+        tiers = ReplicaTiers(replica_id, info, kv, contents, compute_seconds, forget)
+        kv.tiers = self.of_replica[replica_id] = tiers
+        if calls is not None:
+            self._calls[replica_id] = calls
+            calls.watch(contents)
+
+    def _connect(self, replica_id: int) -> Calls | None:
+        driver = self._drivers.get(replica_id)
+        return TierCalls(driver.channel, driver.address) if driver is not None else None
+
+    def _compute_seconds(self, replica_id: int, start: int, num_tokens: int) -> float:
+        """Returns the seconds by which computing tokens of a prompt, from position `start` on, delays all requests of
+        a replica, its own included; infinite if unknown."""
+        replica = self._replica(replica_id)
+        if replica is None or not replica.costs.are_known:
+            return float("inf")
+        num_decodes = sum(not request.is_prefilling for request in replica.running)
+        costs = replica.costs
+        prompt = costs.prompt_seconds(start, num_tokens)
+        num_steps = num_tokens / replica.prompt_room(num_decodes, 1, num_tokens)
+        step = costs.first_prompt_seconds + costs.decode_seconds(num_decodes)
+        return prompt + num_steps * step + num_decodes * prompt
+
+    def _replica(self, replica_id: int) -> Replica | None:
+        replicas = self._scheduler.replicas if self._scheduler is not None else ()
+        return next((one for one in replicas if one.replica_id == replica_id), None)
+
+    def load_seconds(self, replica_id: int, hashes: Sequence[bytes]) -> float:
+        """Returns the expected seconds of a load of these blocks that begins now on a replica."""
+        tiers = self.of_replica.get(replica_id)
+        return tiers.expected_seconds(hashes) if tiers is not None else float("inf")
+
+    async def forgotten(self) -> None:
+        """Returns when the executors have forgotten what they were told to. Raises RpcError UNAVAILABLE if one has
+        not."""
+        waiting, self._forgetting = self._forgetting, []
+        for replica_id, first in waiting:
+            if (error := await first) is not None:
+                driver = self._drivers.get(replica_id)
+                raise RpcError(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"the executor at {driver.address if driver else replica_id} has not forgotten what its tiers hold "
+                    f"({error}); nothing is loaded there until it has, which is tried again and again",
+                )
+
+    def stop(self) -> None:
+        for calls in self._calls.values():
+            calls.stop()
