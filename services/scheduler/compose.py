@@ -13,7 +13,9 @@ from pagewire.services.scheduler.fairness.ledger import Ledger
 from pagewire.services.scheduler.grammars.compiling import compile_grammar
 from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
+from pagewire.services.scheduler.placement.prefix_index import IndexedBlocks
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.executors import Connect
 from pagewire.services.scheduler.service.held_outputs import HeldOutputs
@@ -52,6 +54,8 @@ def make_scheduler(
 
     features = Features(Ledger(), suspects, drafts, slots, on_new_memory)
     placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths)
+    tiers.index_of = lambda replica_id: IndexedBlocks(placement.tier_index, replica_id)
+    placement.load_seconds = tiers.load_seconds
     scheduler = Scheduler(config, num_replicas, features, placement, output_lengths)
     tiers.follow(scheduler)
     return scheduler
@@ -65,6 +69,7 @@ def make_engine(
     caches = caches or PrefixCaches()
     tiers = Tiers()
     scheduler = make_scheduler(config, 0, caches.on_memory, tiers)
+    REPLICAS.scheduler = scheduler
     admission = Entrance(scheduler, config.max_queue_time)
 
     def weights(engine: Engine) -> Rollout:

@@ -7,7 +7,7 @@ Feature code does not belong here: running requests and what they hold are in `r
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pagewire.config import SchedulerConfig
@@ -26,7 +26,6 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import InvalidResult, ScheduledStep, StepResult
-from pagewire.v1.executor_pb2 import KVLoaded
 
 
 class Replica:
@@ -164,12 +163,6 @@ class Replica:
         self._shares.charge_outputs(outputs.requests, outputs.num_tokens)
         rows.take_in(outputs)
         return outputs
-
-    def end_loads(self, loaded: Iterable[KVLoaded]) -> None:
-        """Takes in loads that ended. Raises InvalidResult."""
-        if self.kv.tiers is None:
-            raise InvalidResult("the executor reports a load, but has no tiers")
-        self.kv.tiers.end_loads(loaded)
 
     # -- speed -------------------------------------------------------------------------------------------------------
 

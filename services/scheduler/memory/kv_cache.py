@@ -83,15 +83,12 @@ class KVCacheManager:
         """Returns the longest prefix of the request that all groups can continue. It excludes the last token, which
         must be computed to sample the next. It is empty for a request that wants log probabilities of its whole
         prompt."""
-        if not self.caches_prefixes:
-            return self._computed((), 0)
-        num_blocks = (request.num_tokens - 1) // self.block_size
-        hashes = self._hashes(request, num_blocks)
-        if request.wants_prompt_logprobs:
-            return self._computed(hashes, 0)
-        return self._computed(hashes, longest_hit(self._groups, hashes, num_blocks))
-
-    def _computed(self, hashes: Sequence[bytes], num_blocks: int) -> ComputedBlocks:
+        hashes: Sequence[bytes] = ()
+        num_blocks = 0
+        if self.caches_prefixes:
+            num_blocks = (request.num_tokens - 1) // self.block_size
+            hashes = self._hashes(request, num_blocks)
+            num_blocks = 0 if request.wants_prompt_logprobs else longest_hit(self._groups, hashes, num_blocks)
         held = tuple(group.find(hashes, num_blocks) for group in self._groups)
         return ComputedBlocks(held, num_blocks * self.block_size)
 
@@ -141,8 +138,7 @@ class KVCacheManager:
         return self.upcoming.keeps_waiting(request)
 
     def awaits(self, request: Request, computed: ComputedBlocks) -> bool:
-        """Returns whether a request should keep waiting, because a running one computes the block after its hit, or a
-        tier has it."""
+        """Returns whether a request should wait for the block after its hit, which is being computed or loaded."""
         if request.wants_prompt_logprobs:
             return False
         if self.upcoming.is_awaited_by(request, computed.num_tokens // self.block_size):

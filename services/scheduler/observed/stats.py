@@ -6,7 +6,6 @@ from prometheus_client import Counter, Gauge
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
-from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.services.scheduler.observed.tenant_stats import TENANTS
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import StepClock
@@ -137,7 +136,6 @@ class Stats:
         self._scheduler = scheduler
         self._known: dict[Replica, tuple[int, ...]] = {}  # the totals that were already counted
         self._of_removed = [0] * len(_COUNTERS)
-        REPLICAS.scheduler = scheduler
         NUM_RUNNING.set_function(lambda: scheduler.num_running)
         NUM_WAITING.set_function(lambda: scheduler.num_waiting)
         NUM_EXECUTORS.set_function(lambda: len(self._present()))

@@ -32,6 +32,9 @@ class Fleet:
 
     def __init__(self, is_suspect: Callable[[Request], bool], output_lengths: OutputLengths) -> None:
         self.index = PrefixIndex()
+        self.tier_index = PrefixIndex()  # of blocks that replicas can load
+        # Returns the expected seconds in which a replica, by its id, loads blocks with these hashes.
+        self.load_seconds: Callable[[int, Sequence[bytes]], float] = lambda replica_id, hashes: inf
         self.is_suspect = is_suspect
         self.deferrals = Deferrals()
         self.best_known: Replica | None = None
@@ -141,24 +144,32 @@ class Fleet:
         if decider is not None and (not decider.is_leaving or all(one.is_leaving for one in near)):
             takers[decider.replica_id] = decider
         depths: dict[int, int] = {}
+        tier_depths: dict[int, int] = {}
         hashes: Sequence[bytes] = ()
         if self._is_by_prefix and (asked := decider or next(iter(near), None)) is not None:
             hashes = self._views[asked.replica_id].indexed_hashes(request)
             depths = self.index.depths(hashes, takers, _NUM_HOLDERS)
+            if len(self.tier_index):
+                tier_depths = self.tier_index.depths(hashes, takers, _NUM_HOLDERS)
             hashes_of = self._views[asked.replica_id].indexed_hashes
             for replica_id, others in islice(reversed(deferred.items()), _NUM_DEFERRED) if hashes else ():
                 shared = max(_num_shared(hashes, hashes_of(other)) for other in others[-_NUM_DEFERRED:])
                 depths[replica_id] = max(depths.get(replica_id, 0), shared)
-        for replica_id in depths.keys() - takers.keys():
+        for replica_id in (depths.keys() | tier_depths.keys()) - takers.keys():
             holder = self._replicas[replica_id]
             if holder.info and holder.suits(request) and not holder.is_leaving and not holder.has_suspect:
                 takers[replica_id] = holder
         # While lengths are unknown, a request is expected to reach its own limit.
         output_tokens = min(self._output_lengths.mean(inf), max(1.0, request.max_num_tokens - request.num_tokens))
-        return {
-            replica_id: self._views[replica_id].fit(request, hashes[: depths.get(replica_id, 0)], output_tokens)
-            for replica_id in takers
-        }
+        fits: dict[int, Fit] = {}
+        for replica_id in takers:
+            depth, tier_depth = depths.get(replica_id, 0), tier_depths.get(replica_id, 0)
+            fits[replica_id] = fit = self._views[replica_id].fit(request, hashes[:depth], output_tokens)
+            if tier_depth > depth:
+                loadable = hashes[depth:tier_depth]
+                fit.num_loadable = len(loadable) * self._views[replica_id].indexed_block_size
+                fit.load_seconds = self.load_seconds(replica_id, loadable)
+        return fits
 
     def rank(self, replica_id: int, fit: Fit, deferred: Deferred) -> tuple[float, ...]:
         """Returns a sort key, best first: the time that the request would cost all requests together on this

@@ -1,6 +1,6 @@
 """The cost of a request on a replica: the total seconds by which it delays all requests, itself included.
 
-    until its first token    what it waits for a row and blocks, what was begun before it, and its own prompt
+    until its first token    what it waits for a row and blocks, what was begun before it, loads, and its own prompt
     until its end            a step for each token of its output, each as long as a step with that many decodes
     others                   its prompt delays all requests that run there, and so does its part of each of these steps
 
@@ -35,6 +35,8 @@ class Fit:
     num_blocks: int  # blocks that the request lacks there
     output_tokens: float  # expected
     has_adapter: bool = True  # in a slot, or none is needed
+    num_loadable: int = 0  # tokens after the cached ones that can be loaded
+    load_seconds: float = 0.0  # expected
 
 
 @dataclass(slots=True)
@@ -74,8 +76,12 @@ class Load:
 
     def seconds(self, fit: Fit, before: Deferred, costs: StepCosts) -> float:
         """Returns the total seconds by which the request delays all requests, itself included."""
-        missing, output_tokens = fit.num_tokens - fit.num_cached, fit.output_tokens
+        output_tokens = fit.output_tokens
         num_beside = min(self.num_running + before.num, self.num_running + self.num_open_rows)
+        start, loading = fit.num_cached, 0.0
+        if fit.load_seconds < (1 + num_beside) * costs.prompt_seconds(start, fit.num_loadable):
+            start, loading = start + fit.num_loadable, fit.load_seconds
+        missing = fit.num_tokens - start
         stages = costs.num_stages  # a step has one of this many parts of the decoding requests
         step = costs.decode_seconds(num_beside / stages)
         wait = 0.0
@@ -83,12 +89,12 @@ class Load:
             # On average, a request ends every output_tokens / (num_running / stages) steps.
             num_decodes = self.num_running / stages
             wait = places * output_tokens / num_decodes * costs.decode_seconds(num_decodes)
-        prompt = costs.prompt_seconds(fit.num_cached, missing)
+        prompt = costs.prompt_seconds(start, missing)
         earlier = self._backlog_seconds(costs) + costs.prompt_seconds(0, before.num_tokens)
         # The running step has to end before the first step of the request can begin.
         num_steps = (self.backlog_tokens + before.num_tokens) / self.room + max(1.0, missing / self.room)
         num_steps += (1.0 if self.num_running else 0.0) + stages - 1
-        first_token = wait + earlier + prompt + num_steps * (step + costs.first_prompt_seconds)
+        first_token = wait + earlier + loading + prompt + num_steps * (step + costs.first_prompt_seconds)
         with_it = costs.decode_seconds((num_beside + 1) / stages)
         filling = 0.0 if fit.has_adapter else with_it
         others = num_beside * (prompt + filling + output_tokens * stages * (with_it - step))

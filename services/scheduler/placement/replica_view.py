@@ -50,6 +50,11 @@ class ReplicaView:
         num_lacking = indexed.num_lacking(request.num_tokens, num_held)
         return Fit(request.num_tokens, num_cached, num_lacking, output_tokens, has_adapter)
 
+    @property
+    def indexed_block_size(self) -> int:
+        """The number of tokens for which a hash in the index stands."""
+        return self.replica.kv.indexed.block_size if self.replica.kv.indexed else 0
+
     def indexed_hashes(self, request: Request) -> Sequence[bytes]:
         """Returns the hashes under which the index has blocks of a request's tokens but the last."""
         return self.replica.kv.indexed_hashes(request)

@@ -149,8 +149,8 @@ class ReplicaDriver:
         self._replica.is_leaving = self.is_unlisted
 
     def on_result(self, result: StepResult, clock: StepClock) -> None:
-        if result.loaded:
-            self._replica.end_loads(result.loaded)
+        if result.loaded and (tiers := self._replica.kv.tiers) is not None:
+            tiers.end_loads(result.loaded)
             self.wake()
             return
         now = time.monotonic()

@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """What a load reads from one source: one KVLoad."""
+    """The blocks that a load reads from one source: one KVLoad."""
 
     load_id: int
     source: Source

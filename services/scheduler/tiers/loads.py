@@ -1,4 +1,4 @@
-"""The loads of one executor that are under way: which blocks they fill, hold and release. Pure.
+"""The loads of one executor that are under way, and the blocks that they fill and hold. Pure.
 
 A load takes free blocks, and holds them and the hit before them. When it has ended, the blocks that arrived can be
 found, and the rest are free. It belongs to no request: what becomes of a request does not touch it.
@@ -19,7 +19,7 @@ from pagewire.v1.executor_pb2 import KVLoad, KVLoaded
 
 
 class Plan:
-    """What would have to be loaded so that a request can continue after `end` blocks."""
+    """The blocks to load so that a request can continue after `end` blocks."""
 
     def __init__(self, start: int, end: int, hashes: Sequence[bytes], tables: Sequence[HeldBlocks]) -> None:
         """start: the number of blocks of the hit. tables: by group; `SAVED` stands for those to load."""

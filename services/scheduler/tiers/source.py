@@ -1,4 +1,4 @@
-"""Where saved blocks are read from."""
+"""The tiers from which saved blocks are read."""
 
 from typing import NamedTuple
 

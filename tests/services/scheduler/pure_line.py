@@ -131,7 +131,9 @@ class PureLine:
         unknown."""
         sources = {f"executor-{i}": one.tier for i, one in enumerate(self.executors) if one.tier is not None}
         loaded = self.executors[index].end_load(number, lost, sources, seconds)
-        self.scheduler.replicas[index].end_loads([loaded])
+        tiers = self.scheduler.replicas[index].kv.tiers
+        assert tiers is not None
+        tiers.end_loads([loaded])
         self._check_integrity()
         return loaded
 

@@ -12,8 +12,8 @@ from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.tenant import Tenant
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor
+from tests.services.scheduler.admission.simulation import Arrival, Simulation
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.simulation import Arrival, Simulation
 
 CAPACITY = 4.0  # requests per second of a Simulation with 16 rows
 MAX_WAIT = 4.0

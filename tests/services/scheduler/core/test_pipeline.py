@@ -7,7 +7,7 @@ import pytest
 from pagewire.services.scheduler.values.images import PromptImages
 from pagewire.services.scheduler.values.step import StepWork
 from tests.fakes import FakeExecutor
-from tests.services.scheduler.pipeline import LATENCY, Pipeline
+from tests.services.scheduler.core.pipeline import LATENCY, Pipeline
 from tests.services.scheduler.pure_line import PureLine
 from tests.services.scheduler.values.test_images import image
 
