@@ -561,6 +561,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.loaded_weights: executor_pb2.Weights | None = None
         self.num_loads = 0
         self.may_load, self.may_install = asyncio.Event(), asyncio.Event()
+        self.may_forget = asyncio.Event()
+        self.may_forget.set()
         self.may_load.set()
         self.may_install.set()
         self.incarnation = random.getrandbits(63)
@@ -627,6 +629,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             max_adapters=self.executor.max_adapters,
             adapters=self.given_adapters.values(),
             adapter_directory="/ad",
+            kv_tiers=[executor_pb2.KVTier(kind=executor_pb2.KV_TIER_KIND_DISK)] if self.executor.tier else [],
             found_adapters=self._found_adapters(),
         )
 
@@ -777,6 +780,30 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 execute_ns=int(step_seconds * 1e9),
                 idle_ns=idle_ns,
             )
+            while self.executor.loads:
+                yield executor_pb2.StepResult(step_id=-1, loaded=[self.executor.end_load()])
+
+    async def WatchTiers(
+        self, request: executor_pb2.WatchTiersRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[executor_pb2.TierChanges]:
+        tier = self.executor.tier
+        assert tier is not None
+        num_told = len(tier.changes)
+        for changes in tier.snapshot():
+            yield changes
+        while True:
+            for changes in tier.changes[num_told:]:
+                yield changes
+                num_told += 1
+            await asyncio.sleep(0.001)
+
+    async def ForgetBlocks(
+        self, request: executor_pb2.ForgetBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.ForgetBlocksResponse:
+        await self.may_forget.wait()
+        assert self.executor.tier is not None
+        self.executor.tier.forget(request.blocks or None)
+        return executor_pb2.ForgetBlocksResponse()
 
 
 async def serve_fake_executor(address: str, servicer: FakeExecutorServicer) -> rpc.Server:

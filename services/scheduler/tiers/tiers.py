@@ -51,7 +51,7 @@ class Tiers:
     def follow(self, scheduler: Scheduler, drivers: Mapping[int, ReplicaDriver] | None = None) -> None:
         """Takes in the scheduler that has the replicas. drivers: by replica id. Call this before it has executors."""
         self._scheduler = scheduler
-        self._drivers = drivers or {}
+        self._drivers = {} if drivers is None else drivers
 
     def on_memory(self, replica_id: int, info: ExecutorInfo | None, kv: KVCacheManager) -> None:
         """Takes in that a replica has new memory, which is empty; None: it has no executor."""

@@ -1,0 +1,64 @@
+"""Tiers over real gRPC, with fake executors."""
+
+import asyncio
+from pathlib import Path
+
+from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest
+from pagewire.v1.admin_pb2_grpc import AdminServiceStub
+from tests.fakes import FakeExecutor, FakeExecutorServicer, FakeTier, expected_output
+from tests.services.scheduler.service_line import ServiceLine, generate_request
+
+PROMPT = list(range(1, 50))  # three blocks and a token
+
+
+def servicer(tier: FakeTier, **executor: int) -> FakeExecutorServicer:
+    return FakeExecutorServicer(lambda: FakeExecutor(vocab_size=100, tier=tier, **executor))  # type: ignore[arg-type]
+
+
+async def cached_tokens(line: ServiceLine, prompt: list[int] = PROMPT) -> int:
+    """Runs a prompt, and returns how many of its tokens were found or loaded."""
+    responses = [one async for one in line.stub.Generate(generate_request(prompt, max_tokens=3))]
+    token_ids = [token_id for response in responses for token_id in response.token_ids]
+    assert token_ids == expected_output(prompt, 3, vocab_size=100)
+    check_integrity(line.engine.scheduler)
+    return responses[-1].usage.cached_tokens
+
+
+async def known_blocks(line: ServiceLine, count: int) -> None:
+    """Returns when the scheduler knows so many blocks of the tiers."""
+    async with asyncio.timeout(10):
+        while len(line.engine.scheduler.placement.tier_index) != count:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_an_executor_that_restarts_finds_its_blocks(tmp_path: Path) -> None:
+    tier = FakeTier()
+    async with ServiceLine(tmp_path, servicer(tier)).running() as line:
+        await line.wait_for_executors(1)
+        assert [await cached_tokens(line) for _ in range(2)] == [0, 48]
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        await line.start_executor(servicer(tier))
+        await line.wait_for_executor(True)
+        await known_blocks(line, 3)
+        assert await cached_tokens(line) == 48
+        assert line.executor.executor.num_executed_tokens == 3
+        await line.wait_until_free()
+
+
+async def test_a_reset_reaches_the_tiers(tmp_path: Path) -> None:
+    tier = FakeTier()
+    async with ServiceLine(tmp_path, servicer(tier)).running() as line:
+        await line.wait_for_executors(1)
+        assert await cached_tokens(line) == 0
+        await known_blocks(line, 3)
+        line.executor.may_forget.clear()
+        reset = asyncio.ensure_future(AdminServiceStub(line.channel).ResetPrefixCache(ResetPrefixCacheRequest()))
+        await known_blocks(line, 0)
+        assert await cached_tokens(line) == 0  # nothing is loaded before the executor has forgotten
+        assert not reset.done()
+        line.executor.may_forget.set()
+        assert (await reset).num_blocks == 3
+        assert not tier.blocks
+        assert line.executor.executor.num_executed_tokens == 2 * (49 + 2)
