@@ -110,13 +110,13 @@ class Recorder:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    def stored(self, request: Request, start: int, end: int) -> None:
+    def stored(self, request: Request, start: int, end: int, group: int | None = None) -> None:
         """Takes in that blocks of a request are findable; see `BlockRecorder`."""
-        for group, found in enumerate(self.found):
-            for block in self._blocks(group, request, start, end):
+        for number, found in enumerate(self.found):
+            for block in self._blocks(number, request, start, end) if group in (None, number) else ():
                 if block.block_hash not in found:  # otherwise another request's block is the one that is found
                     found[block.block_hash] = block
-                    self._note(Stored(group, block))
+                    self._note(Stored(number, block))
 
     def remove(self, group: int, block_hash: bytes) -> None:
         if self.found[group].pop(block_hash, None) is not None:

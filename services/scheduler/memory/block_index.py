@@ -29,9 +29,9 @@ class BlockIndex(BlockListener, Protocol):
 class BlockRecorder(Protocol):
     """Records what the findable blocks of one replica hold."""
 
-    def stored(self, request: Request, start: int, end: int) -> None:
-        """Takes in that the request's blocks from `start` to `end - 1`, in its order, can be found in all groups, by
-        its hashes. Other requests may have made some of them findable before."""
+    def stored(self, request: Request, start: int, end: int, group: int | None = None) -> None:
+        """Takes in that the request's blocks from `start` to `end - 1`, in its order, can be found by its hashes: in
+        one group, or in all. Other requests may have made some of them findable before."""
 
 
 class BlockTiers(Protocol):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pagewire.services.scheduler.memory.group_blocks import GroupBlocks
 from pagewire.services.scheduler.tiers.source import Source
 from pagewire.services.scheduler.values.blocks import Block, HeldBlocks, RequestBlocks
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.executor_pb2 import BlockSet, KVLoad
 
 
@@ -16,6 +17,7 @@ class Wanted(NamedTuple):
     group: int
     block: Block
     block_hash: bytes
+    place: int  # in the block table
 
 
 @dataclass(slots=True, eq=False)
@@ -41,14 +43,16 @@ class Load:
 
     def __init__(
         self,
+        request: Request,
         groups: Sequence[GroupBlocks],
         tables: Sequence[HeldBlocks],
         parts: Sequence[Part],
         upcoming: RequestBlocks,
         seconds: float,
     ) -> None:
-        """tables: by group, the blocks after which a request can continue, with those to be filled. upcoming: what
-        requests wait for. seconds: the expected duration."""
+        """request: has the tokens of the blocks. tables: by group, the blocks after which it can continue, with those
+        to be filled. upcoming: what requests wait for. seconds: the expected duration."""
+        self.request = request
         self.parts = parts
         self.upcoming = upcoming
         self.seconds = seconds
@@ -71,16 +75,21 @@ class Load:
         else:
             self._forgotten.update(hashes)
 
-    def finish(self, part: Part, missing: Collection[int]) -> None:
-        """Makes the blocks of a part that were loaded findable. missing: indices of the others."""
-        for index, (group, block, block_hash) in enumerate(part.wanted):
-            if not (index in missing or self._is_void or block_hash in self._forgotten):
-                self._groups[group].pool.register(block, block_hash)
+    def finish(self, part: Part, missing: Collection[int]) -> list[Wanted]:
+        """Makes the blocks of a part that were loaded findable, and returns those that are now. missing: indices of the
+        others."""
+        found = []
+        for index, one in enumerate(part.wanted):
+            if not (index in missing or self._is_void or one.block_hash in self._forgotten):
+                self._groups[one.group].pool.register(one.block, one.block_hash)
+                if one.block.block_hash is not None:  # otherwise the same contents were computed meanwhile
+                    found.append(one)
         self._num_parts_left -= 1
         if self.is_over:
             self.upcoming.drop()
             if not self.is_held:
                 self.release()
+        return found
 
     def release(self) -> None:
         """Releases all blocks; those that are findable are evicted last."""

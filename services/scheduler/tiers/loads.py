@@ -6,6 +6,7 @@ found, and the rest are free. It belongs to no request: what becomes of a reques
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.memory.prefix_hit import longest_hit
@@ -14,6 +15,7 @@ from pagewire.services.scheduler.tiers.load import Load, Part, Wanted
 from pagewire.services.scheduler.tiers.reach import SAVED, Reach
 from pagewire.services.scheduler.tiers.source import Source
 from pagewire.services.scheduler.values.blocks import Block, HeldBlocks, RequestBlocks
+from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import InvalidResult
 from pagewire.v1.executor_pb2 import KVLoad, KVLoaded
 
@@ -58,12 +60,11 @@ class Loads:
         """The expected seconds of the loads that have not ended."""
         return sum(load.seconds for load in self.present) if self._parts else 0.0
 
-    def plan(
-        self, hashes: Sequence[bytes], most: int, num_tokens: int, sources: Sequence[Source], start: int | None = None
-    ) -> Plan | None:
-        """Returns what to load for a request of `num_tokens` tokens, so that it can continue after as many of its
-        blocks as possible, up to `most`; None if this is nothing, or if there is no room for the request without a
-        preemption. start: the number of blocks of its hit, if it is known."""
+    def plan(self, request: Request, most: int, sources: Sequence[Source], start: int | None = None) -> Plan | None:
+        """Returns what to load so that a request can continue after as many of its blocks as possible, up to `most`;
+        None if this is nothing, or if there is no room for the request without a preemption. start: the number of
+        blocks of its hit, if it is known."""
+        hashes = request.blocks.hashes
         reach = Reach(self._kv.groups, lambda group, one: any(s.has(group, one) for s in sources), self._filling)
         end = reach.longest(hashes, most)
         if start is None:
@@ -73,7 +74,7 @@ class Loads:
         if end <= start:
             return None
         tables = reach.tables(hashes, end)
-        if not reach.fits(tables, num_tokens):
+        if not reach.fits(tables, request.num_tokens):
             return None
         plan = Plan(start, end, hashes, tables)
         num_bytes = Counter[int]()
@@ -90,7 +91,7 @@ class Loads:
             places = [i for i, block in enumerate(table.blocks, start=table.first) if block is SAVED]
             yield number, places, group.keys(plan.hashes)
 
-    def begin(self, plan: Plan, sources: Sequence[Source]) -> Load:
+    def begin(self, request: Request, plan: Plan, sources: Sequence[Source]) -> Load:
         """Begins a load with the next step. The plan must have been made in the same decision."""
         for group, table in zip(self._kv.groups, plan.tables, strict=True):
             for block in table.blocks:
@@ -105,13 +106,13 @@ class Loads:
                     self._last_load_id += 1
                     parts[source.address] = Part(self._last_load_id, source)
                 block = table.blocks[place - table.first] = pool.allocate()
-                parts[source.address].wanted.append(Wanted(number, block, keys[place]))
+                parts[source.address].wanted.append(Wanted(number, block, keys[place], place))
                 self._filling[number, keys[place]] = block
-        upcoming = RequestBlocks(b"")
+        upcoming = RequestBlocks(request.blocks.root_hash)
         upcoming.hashes, upcoming.held = list(plan.hashes[: plan.end]), tuple(plan.tables)
         upcoming.num_cached = plan.start
         self._kv.upcoming.announce(upcoming)
-        load = Load(self._kv.groups, plan.tables, list(parts.values()), upcoming, plan.seconds)
+        load = Load(request, self._kv.groups, plan.tables, list(parts.values()), upcoming, plan.seconds)
         for part in load.parts:
             self._parts[part.load_id] = part, load
             self._unsent.append(part)
@@ -129,10 +130,16 @@ class Loads:
         if part is None or load is None or part in self._unsent or not missing <= set(range(len(part.wanted))):
             raise InvalidResult(f"the executor reports load {loaded.load_id}, which is not under way like this")
         del self._parts[loaded.load_id]
-        for group, block, block_hash in part.wanted:
-            if self._filling.get((group, block_hash)) is block:
-                del self._filling[group, block_hash]
-        load.finish(part, missing)
+        for one in part.wanted:
+            if self._filling.get((one.group, one.block_hash)) is one.block:
+                del self._filling[one.group, one.block_hash]
+        found = load.finish(part, missing)
+        if self._kv.recorder is not None:
+            loaded_as = copy(load.request)  # it may have other hashes by now
+            loaded_as.blocks = load.upcoming
+            for one in found:
+                ratio = self._kv.groups[one.group].block_size // self._kv.block_size
+                self._kv.recorder.stored(loaded_as, one.place * ratio, (one.place + 1) * ratio, one.group)
         for index in missing:
             part.source.contents.drop(part.wanted[index].group, part.wanted[index].block_hash)
         return part

@@ -92,7 +92,7 @@ class ReplicaTiers:
             return False
         size, sources = self._kv.block_size, self._sources
         start, most = computed.num_tokens // size, (request.num_tokens - 1) // size
-        plan = self._loads.plan(request.blocks.hashes, most, request.num_tokens, sources, start)
+        plan = self._loads.plan(request, most, sources, start)
         if plan is None:
             return False
         seconds = self._loads.seconds_ahead + plan.seconds
@@ -100,7 +100,7 @@ class ReplicaTiers:
             self.costs.fade()
             return False
         self._tried[request] = request.epoch
-        request.blocks.awaited = self._loads.begin(plan, sources).upcoming, plan.end
+        request.blocks.awaited = self._loads.begin(request, plan, sources).upcoming, plan.end
         return True
 
     @property
@@ -134,8 +134,8 @@ class ReplicaTiers:
         if self._num_forgetting or request.blocks.hashed_for != self._weights_version:
             return None
         most = min(num_blocks, (request.num_tokens - 1) // self._kv.block_size, len(request.blocks.hashes))
-        plan = self._loads.plan(request.blocks.hashes, most, request.num_tokens, self._sources)
-        return None if plan is None else self._loads.begin(plan, self._sources)
+        plan = self._loads.plan(request, most, self._sources)
+        return None if plan is None else self._loads.begin(request, plan, self._sources)
 
     def _drop_needless(self) -> None:
         """Releases what is held for requests that run here or have ended."""

@@ -121,13 +121,14 @@ def lines(
     max_waiting: st.SearchStrategy[int] = NO_LIMIT,
     has_tier: st.SearchStrategy[bool] = NEVER,
 ) -> PureLine:
-    """Draws a line. has_tier: its executors share a tier."""
+    """Draws a line. has_tier: its executors share a tier, if their groups of layers are of the same kinds."""
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
     if draw(has_tier):
-        tier = FakeTier(draw(st.sampled_from([5, 20, 1000])))
+        max_blocks, tiers = draw(st.sampled_from([5, 20, 1000])), dict[object, FakeTier]()
         for replica in replicas:
-            replica.tier = tier
+            kinds = tuple((group.window, group.state_tokens) for group in replica.kv_groups)
+            replica.tier = tiers.setdefault(kinds, FakeTier(max_blocks))
     # Without chunks, only prompts up to the budget are accepted.
     must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(

@@ -53,6 +53,10 @@ class WithSubscribers(Story):
                 self.subscribers[number % len(self.subscribers)].subscribe()
             elif kind == "read" and self.subscribers:
                 await self.check(self.subscribers[number % len(self.subscribers)])
+            elif kind == "load" and self.line.executors[0].loads:
+                self.line.end_load(lost=[number])
+            elif kind == "tell":
+                self.line.tell_tiers()
             elif kind == "reset":
                 await self.line.caches.reset(ResetPrefixCacheRequest())
             else:
@@ -96,12 +100,14 @@ def chained(block: Held, size: int) -> bytes:
         windows=st.sampled_from([[], [], [5]]),
         states=st.sampled_from([0, 0, 2, -1]),
         max_draft_tokens=st.just(0),
+        has_tier=st.booleans(),
     ),
     to_come=many_arrivals,
     starts=st.booleans(),
     script=st.lists(
         st.tuples(
-            st.one_of(kinds, st.sampled_from(["subscribe", "resume", "read", "read", "reset"])), st.integers(0, 2)
+            st.one_of(kinds, st.sampled_from(["subscribe", "resume", "read", "read", "reset", "load", "tell"])),
+            st.integers(0, 2),
         ),
         min_size=20,
         max_size=80,
