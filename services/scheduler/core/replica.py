@@ -123,7 +123,10 @@ class Replica:
         longest = self.limits.long_prompt_tokens
         if self._info is None or request.num_tokens <= longest:
             return False
-        return request.num_tokens - self.kv.get_computed_blocks(request).num_tokens > longest
+        found = self.kv.get_computed_blocks(request).num_tokens
+        if self.kv.tiers is not None:
+            found = self.kv.tiers.num_reachable_tokens(request)
+        return request.num_tokens - found > longest
 
     @property
     def holds_long_back(self) -> bool:

@@ -45,6 +45,9 @@ class BlockTiers(Protocol):
         """Begins to load the blocks after the hit of a waiting request if that is worthwhile; returns whether the
         request waits for them."""
 
+    def num_reachable_tokens(self, request: Request) -> int:
+        """Returns the length of the request's prefix that is here or could be loaded."""
+
     def end_loads(self, loaded: Iterable[KVLoaded]) -> None:
         """Takes in loads that ended. Raises InvalidResult."""
 

@@ -83,8 +83,7 @@ class KVCacheManager:
         """Returns the longest prefix of the request that all groups can continue. It excludes the last token, which
         must be computed to sample the next. It is empty for a request that wants log probabilities of its whole
         prompt."""
-        hashes: Sequence[bytes] = ()
-        num_blocks = 0
+        hashes, num_blocks = list[bytes](), 0
         if self.caches_prefixes:
             num_blocks = (request.num_tokens - 1) // self.block_size
             hashes = self._hashes(request, num_blocks)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pagewire.v1.executor_pb2 import KVLoaded, KVTier
+from pagewire.v1.executor_pb2 import KVTier
 
 # Bytes per second of a tier with an unknown rate: slow, so that the first load that is worthwhile even so corrects it.
 _UNKNOWN_RATE = 200e6
@@ -31,15 +31,14 @@ class LoadCosts:
         rate = tier.load_rate if tier.load_rate > 0 else _UNKNOWN_RATE
         return self._corrections[kind] * (max(0.0, tier.load_latency) + num_bytes / rate)
 
-    def learn(self, loaded: KVLoaded) -> None:
-        """Learns from a load that ended."""
-        known = (one for one in loaded.bytes if one.kind in self._tiers and one.bytes > 0)
-        num_bytes: dict[int, int] = {one.kind: one.bytes for one in known}
+    def learn(self, seconds: float, num_bytes: Mapping[int, int], is_whole: bool) -> None:
+        """Learns from a load that ended. num_bytes: those that were wanted, by tier. is_whole: all were loaded; others
+        may have been given up, and would have taken longer."""
         expected = self.seconds(num_bytes)
-        if expected <= 0 or not loaded.seconds > 0:
+        if expected <= 0 or not seconds > 0:
             return
-        ratio = min(_MOST, max(_LEAST, loaded.seconds / expected))
-        for kind in num_bytes:
+        ratio = min(_MOST, max(_LEAST if is_whole else 1.0, seconds / expected))
+        for kind in num_bytes.keys() & self._corrections.keys():
             self._corrections[kind] *= ratio**_WEIGHT
 
     def fade(self) -> None:

@@ -1,5 +1,6 @@
 """One load: blocks of the KV cache that are being filled, and those of the hit before them."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +28,7 @@ class Part:
     load_id: int
     source: Source
     wanted: list[Wanted] = field(default_factory=list)  # in the order of their groups
+    num_bytes: Counter[int] = field(default_factory=Counter)  # of these blocks, by kind of tier
 
     def message(self) -> KVLoad:
         """Returns the order to the executor."""
@@ -67,6 +69,10 @@ class Load:
     @property
     def is_over(self) -> bool:
         return not self._num_parts_left
+
+    def give_up(self) -> None:
+        """Ends the wait of requests; the load goes on."""
+        self.upcoming.drop()
 
     def forget(self, hashes: Collection[bytes] | None) -> None:
         """Keeps these contents from becoming findable; None: all."""

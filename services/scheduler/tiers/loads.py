@@ -65,7 +65,9 @@ class Loads:
         None if this is nothing, or if there is no room for the request without a preemption. start: the number of
         blocks of its hit, if it is known."""
         hashes = request.blocks.hashes
-        reach = Reach(self._kv.groups, lambda group, one: any(s.has(group, one) for s in sources), self._filling)
+        if start is not None and not self._may_gain(hashes, start, most, sources):
+            return None
+        reach = self._reach(sources)
         end = reach.longest(hashes, most)
         if start is None:
             start = longest_hit(self._kv.groups, hashes, end)
@@ -78,12 +80,29 @@ class Loads:
             return None
         plan = Plan(start, end, hashes, tables)
         num_bytes = Counter[int]()
-        for number, table, keys in self._saved(plan):
-            for i in table:
-                kind = _source_of(number, keys[i], sources).kind_of(number, keys[i])
+        for number, places, keys in self._saved(plan):
+            for place in places:
+                kind = _source_of(number, keys[place], sources).kind_of(number, keys[place])
                 num_bytes[kind] += self._block_bytes[number]
         plan.seconds = self._costs.seconds(num_bytes)
-        return plan
+        return plan if num_bytes else None  # otherwise all is on its way
+
+    def _may_gain(self, hashes: Sequence[bytes], start: int, most: int, sources: Sequence[Source]) -> bool:
+        """Returns whether a group that keeps all tokens has the block after a hit, or there is no such group: a look-up
+        of one block, while nothing is to be loaded."""
+        number = next((i for i, group in enumerate(self._kv.groups) if not group.window), None)
+        if start >= most or number is None:
+            return start < most
+        after = hashes[start]
+        is_here = self._kv.groups[number].pool.find(after) is not None or (number, after) in self._filling
+        return is_here or any(source.has(number, after) for source in sources)
+
+    def num_reachable(self, request: Request, most: int, sources: Sequence[Source]) -> int:
+        """Returns after how many of its first blocks, up to `most`, a request could continue if all were loaded."""
+        return self._reach(sources).longest(request.blocks.hashes, most)
+
+    def _reach(self, sources: Sequence[Source]) -> Reach:
+        return Reach(self._kv.groups, lambda group, one: any(s.has(group, one) for s in sources), self._filling)
 
     def _saved(self, plan: Plan) -> Iterator[tuple[int, list[int], Sequence[bytes]]]:
         """Yields, by group, the places in the block table that have to be loaded, and the hashes of all places."""
@@ -106,7 +125,9 @@ class Loads:
                     self._last_load_id += 1
                     parts[source.address] = Part(self._last_load_id, source)
                 block = table.blocks[place - table.first] = pool.allocate()
-                parts[source.address].wanted.append(Wanted(number, block, keys[place], place))
+                part = parts[source.address]
+                part.wanted.append(Wanted(number, block, keys[place], place))
+                part.num_bytes[source.kind_of(number, keys[place])] += self._block_bytes[number]
                 self._filling[number, keys[place]] = block
         upcoming = RequestBlocks(request.blocks.root_hash)
         upcoming.hashes, upcoming.held = list(plan.hashes[: plan.end]), tuple(plan.tables)

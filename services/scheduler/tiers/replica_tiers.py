@@ -27,6 +27,8 @@ from pagewire.v1.executor_pb2 import BlockHashes, BlockSet, KVLoaded, StepReques
 ComputeSeconds = Callable[[int, int], float]
 # Makes the executor forget blocks in its tiers, and calls back when it has; None: all.
 Forget = Callable[[Sequence[BlockHashes] | None, Callable[[], None]], None]
+# Calls a function after so many seconds, which may be infinite.
+CallLater = Callable[[float, Callable[[], None]], None]
 
 
 class _Additions:
@@ -53,8 +55,10 @@ class ReplicaTiers:
         contents: TierContents,
         compute_seconds: ComputeSeconds,
         forget: Forget,
+        call_later: CallLater = lambda seconds, function: None,
     ) -> None:
-        """kv: empty memory."""
+        """kv: empty memory. call_later: decides a step after the call."""
+        self._call_later = call_later
         self.contents = contents
         self.costs = LoadCosts(info.kv_tiers)
         # The tiers of other executors with the same format, from which it may load, too.
@@ -95,13 +99,20 @@ class ReplicaTiers:
         plan = self._loads.plan(request, most, sources, start)
         if plan is None:
             return False
-        seconds = self._loads.seconds_ahead + plan.seconds
-        if seconds >= self._compute_seconds(start * size, (plan.end - start) * size):
+        seconds = self._compute_seconds(start * size, (plan.end - start) * size)
+        if self._loads.seconds_ahead + plan.seconds >= seconds:
             self.costs.fade()
             return False
         self._tried[request] = request.epoch
-        request.blocks.awaited = self._loads.begin(request, plan, sources).upcoming, plan.end
+        load = self._loads.begin(request, plan, sources)
+        request.blocks.awaited = load.upcoming, plan.end
+        # Whatever the tier does, a request waits at most as long as computing takes.
+        self._call_later(seconds, load.give_up)
         return True
+
+    def num_reachable_tokens(self, request: Request) -> int:
+        size = self._kv.block_size
+        return self._loads.num_reachable(request, (request.num_tokens - 1) // size, self._sources) * size
 
     @property
     def _sources(self) -> Sequence[Source]:
@@ -119,7 +130,7 @@ class ReplicaTiers:
             part = self._loads.end(one)
             for added, num in zip(self._added, num_before, strict=True):
                 del added.hashes[num:]  # what was just loaded is not saved
-            self.costs.learn(one)
+            self.costs.learn(one.seconds, part.num_bytes, is_whole=not one.missing)
             metrics.on_loaded(one, len(part.wanted))
 
     # -- early loads -------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.v1.executor_pb2 import BlockHashes
 from pagewire.wire.rpc import RpcError
 
+# Executors end each load in less.
+_LONGEST_WAIT_S = 60.0
+
 
 class Calls(Protocol):
     """The calls to one executor; see `TierCalls`."""
@@ -75,7 +78,14 @@ class Tiers:
             elif (first := calls.forget(blocks, on_forgotten)) is not None:
                 self._forgetting.append((replica_id, first))
 
-        tiers = ReplicaTiers(replica_id, info, kv, contents, compute_seconds, forget)
+        def call_later(seconds: float, function: Callable[[], None]) -> None:
+            if driver is not None and seconds < _LONGEST_WAIT_S:
+                loop = asyncio.get_running_loop()
+                loop.call_later(seconds, function)
+                loop.call_later(seconds, driver.wake)
+
+        driver = self._drivers.get(replica_id)
+        tiers = ReplicaTiers(replica_id, info, kv, contents, compute_seconds, forget, call_later)
         kv.tiers = self.of_replica[replica_id] = tiers
         if calls is not None:
             self._calls[replica_id] = calls

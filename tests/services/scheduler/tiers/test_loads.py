@@ -182,9 +182,7 @@ def test_rates_are_learned() -> None:
     before = tiers.costs.seconds({KVTierKind.KV_TIER_KIND_DISK: 10_000})
     assert before == pytest.approx(0.01)
     for _ in range(20):
-        loaded = KVLoaded(seconds=1.0)
-        loaded.bytes.add(kind=KVTierKind.KV_TIER_KIND_DISK, bytes=10_000)
-        tiers.costs.learn(loaded)
+        tiers.costs.learn(1.0, {KVTierKind.KV_TIER_KIND_DISK: 10_000}, is_whole=False)
     assert tiers.costs.seconds({KVTierKind.KV_TIER_KIND_DISK: 10_000}) == pytest.approx(1.0, rel=0.1)
     add(line)
     line.schedule()
@@ -206,6 +204,11 @@ def reset_device(line: PureLine) -> None:
     for group in line.replica.kv.groups:
         for block_hash in list(group.pool.hashes):
             group.pool.forget(block_hash)
+
+
+def test_a_prompt_that_can_be_loaded_is_not_long() -> None:
+    line = PureLine(FakeExecutor(block_size=4, tier=filled(), max_num_batched_tokens=64))
+    assert [add(line, prompt).is_long for prompt in (PROMPT, [9] * 41)] == [False, True]
 
 
 # -- whatever happens meanwhile --------------------------------------------------------------------------------------
@@ -237,6 +240,19 @@ def test_the_executor_is_lost() -> None:
     line.run()
     assert request.num_cached_tokens == 40, "it is loaded by the next one"
     assert_right(line, request)
+
+
+def test_a_request_may_stop_waiting() -> None:
+    line, request = loading_line()
+    (load,) = line.tiers.of_replica[0]._loads.present
+    load.give_up()
+    line.schedule()
+    assert request.num_computed_tokens == 41
+    line.end_load()
+    line.run()
+    assert request.num_cached_tokens == 0
+    assert_right(line, request)
+    assert line.replica.kv.num_free_blocks == 256
 
 
 def test_a_reset_voids_what_is_under_way_and_the_tiers() -> None:
