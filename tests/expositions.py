@@ -19,7 +19,11 @@ sys.stdout.write(metrics.openmetrics(REGISTRY).decode())
 _STATS = {
     "gateway": ["pagewire.gateway.core.metrics"],
     "tokenizer": ["pagewire.services.tokenizer.stats"],
-    "scheduler": ["pagewire.services.scheduler.observed.stats"],
+    "scheduler": [
+        "pagewire.services.scheduler.observed.stats",
+        "pagewire.services.scheduler.observed.replica_stats",
+        "pagewire.services.scheduler.tiers.metrics",
+    ],
     "executor": ["pagewire.services.executor.stats", "pagewire.services.executor.tiers.metrics"],
 }
 

@@ -20,6 +20,8 @@ ALIASES = {
     "vllm:prefix_cache_hits": "pagewire:prefix_cache_hits",
     "vllm:gpu_prefix_cache_queries": "pagewire:prefix_cache_queries",
     "vllm:gpu_prefix_cache_hits": "pagewire:prefix_cache_hits",
+    "vllm:external_prefix_cache_queries": "pagewire:external_prefix_cache_queries",
+    "vllm:external_prefix_cache_hits": "pagewire:external_prefix_cache_hits",
     "vllm:num_preemptions": "pagewire:num_preemptions",
     "vllm:prompt_tokens": "pagewire:prompt_tokens",
     "vllm:prompt_tokens_cached": "pagewire:prompt_tokens_cached",

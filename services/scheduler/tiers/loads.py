@@ -144,8 +144,9 @@ class Loads:
         unsent, self._unsent = self._unsent, []
         return [part.message() for part in unsent]
 
-    def end(self, loaded: KVLoaded) -> Part:
-        """Takes in what became of a load; returns what it was. Raises InvalidResult if it is not under way."""
+    def end(self, loaded: KVLoaded) -> tuple[Part, Sequence[Wanted]]:
+        """Takes in what became of a load; returns what it was, and the blocks that can be found now. Raises
+        InvalidResult if it is not under way."""
         part, load = self._parts.get(loaded.load_id, (None, None))
         missing = set(loaded.missing)
         if part is None or load is None or part in self._unsent or not missing <= set(range(len(part.wanted))):
@@ -163,7 +164,7 @@ class Loads:
                 self._kv.recorder.stored(loaded_as, one.place * ratio, (one.place + 1) * ratio, one.group)
         for index in missing:
             part.source.contents.drop(part.wanted[index].group, part.wanted[index].block_hash)
-        return part
+        return part, found
 
     def forget(self, hashes: Collection[bytes] | None) -> None:
         """Keeps contents that are on their way from becoming findable; None: all."""

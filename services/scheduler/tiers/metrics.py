@@ -1,36 +1,36 @@
-"""Metrics of saves and loads, as the scheduler orders them. Executors count what they copy."""
+"""Metrics of loads, as the scheduler decides them. Executors count the bytes and blocks that they copy."""
 
 from prometheus_client import Counter
 
 from pagewire.telemetry.loop_histogram import LoopHistogram
 from pagewire.telemetry.metrics import LATENCY_BUCKETS
-from pagewire.v1.executor_pb2 import KVLoaded, KVTierKind
+from pagewire.v1.executor_pb2 import KVLoaded
 
-LOADS = Counter(
+QUERIES = Counter(
+    "pagewire:external_prefix_cache_queries",
+    "Tokens looked up in tiers and other executors, after those found in the prefix cache",
+)
+HITS = Counter("pagewire:external_prefix_cache_hits", "Tokens with KV that was loaded from there instead of computed")
+_LOADS = Counter(
     "pagewire:kv_tier_loads",
-    "Loads of saved KV blocks: whole, partial (some blocks were not found) or empty (none was)",
+    "Loads of KV blocks that ended: whole, partial (some blocks were not found) or empty (none was)",
     ["outcome"],
 )
-LOADED_BLOCKS = Counter("pagewire:kv_tier_loaded_blocks", "KV blocks that were loaded from a tier instead of computed")
-MISSING_BLOCKS = Counter("pagewire:kv_tier_missing_blocks", "KV blocks that a load was to find in a tier, but did not")
-LOADED_BYTES = Counter("pagewire:kv_tier_loaded_bytes", "Bytes of the KV blocks that were loaded, by tier", ["tier"])
-LOAD_SECONDS = LoopHistogram("pagewire:kv_tier_load_seconds", "Seconds that a load took", LATENCY_BUCKETS)
-SAVES = Counter("pagewire:kv_tier_ordered_saves", "KV blocks that steps named to be saved")
-
-_OUTCOMES = {outcome: LOADS.labels(outcome) for outcome in ("whole", "partial", "empty")}
-_BYTES = {
-    KVTierKind.KV_TIER_KIND_HOST: LOADED_BYTES.labels("host"),
-    KVTierKind.KV_TIER_KIND_DISK: LOADED_BYTES.labels("disk"),
-}
+LOAD_SECONDS = LoopHistogram(
+    "pagewire:kv_tier_load_seconds", "Seconds from the start of a load to its end", LATENCY_BUCKETS
+)
+LEFT = Counter(
+    "pagewire:kv_tier_loads_left",
+    "Prefixes that could have been loaded, but were computed: slow (computing is faster by what was measured) or late "
+    "(the load took longer than computing)",
+    ["cause"],
+)
+TOO_SLOW, TOO_LATE = LEFT.labels("slow"), LEFT.labels("late")
+_OUTCOMES = {outcome: _LOADS.labels(outcome) for outcome in ("whole", "partial", "empty")}
 
 
 def on_loaded(loaded: KVLoaded, num_wanted: int) -> None:
     """Counts a load of `num_wanted` blocks that ended."""
     num_missing = len(loaded.missing)
     _OUTCOMES["whole" if not num_missing else "partial" if num_missing < num_wanted else "empty"].inc()
-    LOADED_BLOCKS.inc(num_wanted - num_missing)
-    MISSING_BLOCKS.inc(num_missing)
     LOAD_SECONDS.observe(loaded.seconds)
-    for one in loaded.bytes:
-        if one.kind in _BYTES:
-            _BYTES[one.kind].inc(one.bytes)

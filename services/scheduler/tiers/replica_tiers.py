@@ -8,6 +8,7 @@ copies nothing. Pure: messages go out with a step, and come in through `end_load
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
@@ -74,7 +75,8 @@ class ReplicaTiers:
         self._saves = bool(info.kv_tiers)
         self._loads = Loads(kv, self.costs, self._block_bytes)
         self._holdings: list[Holding] = []
-        # The epoch in which a request has begun a load: one that found less is not tried again.
+        # The epochs in which a request was looked up, and has begun a load: one that found less is not tried again.
+        self._looked_up: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._tried: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._added = [_Additions() for _ in kv.groups]
         for group, added in zip(kv.groups, self._added, strict=True):
@@ -94,6 +96,9 @@ class ReplicaTiers:
     def begin_load(self, request: Request, computed: ComputedBlocks) -> bool:
         if self._num_forgetting or self._tried.get(request) == request.epoch:
             return False
+        if self._looked_up.get(request) != request.epoch:
+            self._looked_up[request] = request.epoch
+            metrics.QUERIES.inc(request.num_tokens - computed.num_tokens)
         size, sources = self._kv.block_size, self._sources
         start, most = computed.num_tokens // size, (request.num_tokens - 1) // size
         plan = self._loads.plan(request, most, sources, start)
@@ -102,12 +107,13 @@ class ReplicaTiers:
         seconds = self._compute_seconds(start * size, (plan.end - start) * size)
         if self._loads.seconds_ahead + plan.seconds >= seconds:
             self.costs.fade()
+            metrics.TOO_SLOW.inc()
             return False
         self._tried[request] = request.epoch
         load = self._loads.begin(request, plan, sources)
         request.blocks.awaited = load.upcoming, plan.end
         # Whatever the tier does, a request waits at most as long as computing takes.
-        self._call_later(seconds, load.give_up)
+        self._call_later(seconds, partial(_give_up, load))
         return True
 
     def num_reachable_tokens(self, request: Request) -> int:
@@ -127,11 +133,14 @@ class ReplicaTiers:
     def end_loads(self, loaded: Iterable[KVLoaded]) -> None:
         for one in loaded:
             num_before = [len(added.hashes) for added in self._added]
-            part = self._loads.end(one)
+            part, found = self._loads.end(one)
             for added, num in zip(self._added, num_before, strict=True):
                 del added.hashes[num:]  # what was just loaded is not saved
             self.costs.learn(one.seconds, part.num_bytes, is_whole=not one.missing)
             metrics.on_loaded(one, len(part.wanted))
+            indexed = self.contents.indexed_group
+            num_found = sum(wanted.group == indexed for wanted in found)
+            metrics.HITS.inc(num_found * self._kv.groups[indexed].block_size)
 
     # -- early loads -------------------------------------------------------------------------------------------------
 
@@ -179,7 +188,6 @@ class ReplicaTiers:
                 kept.append(block_hash)
                 self.contents.expect(number, block_hash)
         saved.hashes = b"".join(kept)
-        metrics.SAVES.inc(len(kept))
         return saved
 
     # -- forgetting --------------------------------------------------------------------------------------------------
@@ -215,3 +223,10 @@ class ReplicaTiers:
         over = (load for holding in self._holdings for load in holding.loads if load.is_over)
         for load in (*self._loads.present, *over):
             yield from load.held(group)
+
+
+def _give_up(load: Load) -> None:
+    """Ends the wait for a load that takes longer than computing."""
+    if not load.is_over:
+        metrics.TOO_LATE.inc()
+        load.give_up()
