@@ -25,6 +25,11 @@ from pagewire.wire.status.executor_failures import ExecutorFailure
 _MASK = (1 << 64) - 1
 _REFUSAL = common_pb2.RequestError(code=3, message="the fake executor refuses it")
 _NAN = common_pb2.RequestError(code=13, message="the fake executor has no numbers for it")
+_ROLES = {
+    "both": "EXECUTOR_ROLE_UNSPECIFIED",
+    "prefill": "EXECUTOR_ROLE_PREFILL",
+    "decode": "EXECUTOR_ROLE_DECODE",
+}
 EMPTY_HISTORY = 0x9E3779B97F4A7C15
 
 
@@ -204,6 +209,7 @@ class FakeExecutor:
         self.max_adapters = max_adapters
         self.tier = tier
         self.load_rate = 0.0  # bytes per second; 0 = unknown
+        self.role = "both"  # or prefill, decode
         self.loaded_adapters = set[str]()  # digests; another adapter makes other tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.decode_costs: tuple[tuple[int, float], ...] = ()  # as in the scheduler's ExecutorInfo
@@ -631,6 +637,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             adapter_directory="/ad",
             kv_tiers=[executor_pb2.KVTier(kind=executor_pb2.KV_TIER_KIND_DISK)] if self.executor.tier else [],
             found_adapters=self._found_adapters(),
+            role=_ROLES[self.executor.role],
+            kv_format="fake",
         )
 
     @property

@@ -24,7 +24,8 @@ class Placement(Protocol):
     def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
         """Takes in a decision of a replica; None: nothing runs."""
 
-    def on_result(self, replica: Replica, outputs: Outputs) -> None: ...
+    def on_result(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
+        """Takes in a result; returns the running requests that go on at another replica."""
 
     def taker(self, replica: Replica) -> Taker:
         """Returns the taker for the replica's present decision."""
@@ -40,15 +41,19 @@ class Placement(Protocol):
         """Returns the replicas that have a reason to decide since the last call."""
 
     def least_loaded(self, num: int = 4) -> Sequence[Replica]:
-        """Returns up to num replicas with an executor, the least busy first."""
+        """Returns up to num replicas with an executor that take new requests, the least busy first."""
 
     def near(self, request: Request) -> Collection[Replica]:
         """Returns the replicas that may take a request."""
 
     @property
     def num_present(self) -> int:
-        """The number of replicas with an executor."""
+        """The number of replicas with an executor that take new requests."""
+
+    @property
+    def kinds_before_new(self) -> Collection[bool]:
+        """The kinds of waiting requests, as in `Taker.kinds`, that may have their turn before a new one."""
 
     @property
     def best_known(self) -> Replica | None:
-        """The replica with the most measured steps."""
+        """The replica with the most measured steps among those that take new requests."""

@@ -201,7 +201,9 @@ class Scheduler:
         """Takes in the result of the replica's oldest step in flight; see `Replica.update`."""
         outputs = replica.update(result, seconds)
         self.output_lengths.learn(len(outputs.token_ids), len(outputs.ends) + len(outputs.refused))
-        self.placement.on_result(replica, outputs)
+        for request in self.placement.on_result(replica, outputs):
+            replica.hand_over(request, self._waiting)
+            self.placement.note(replica)
         return outputs
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -233,8 +235,9 @@ class Scheduler:
         """Returns how many requests have their turn before one that is added now, and about how many tokens they have.
         Long prompts that wait for a running one are overtaken."""
         request.order, request.is_long = self._policy(request, self._num_arrivals), self._is_long(request)
-        passes = all(replica.holds_long_back for replica in self.replicas if replica.info)
-        return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes)
+        passes = all(replica.holds_long_back for replica in self.placement.least_loaded(len(self.replicas)))
+        kinds = self.placement.kinds_before_new
+        return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes, kinds=kinds)
 
     def requests(self) -> Iterator[Request]:
         """Yields all live requests, running ones first, each part in the policy's order."""

@@ -3,7 +3,7 @@
 `compose.py` hands the features in. The seam of placement is in `placing.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,11 +20,16 @@ from pagewire.services.scheduler.values.step import ScheduledStep, StepResult
 class Taker(Protocol):
     """Chooses among the waiting requests, for one step of a replica."""
 
+    kinds: Collection[bool]  # True: the replica takes requests with output, False: those without
+
     def takes(self, request: Request) -> bool:
         """Returns whether the replica takes a request when its turn comes."""
 
     def is_anothers(self, request: Request) -> bool:
         """Returns whether the request is known to belong to another replica, without a look-up."""
+
+    def staying(self, running: list[Request]) -> list[Request]:
+        """Returns the running requests that do not leave for another replica, in the same order."""
 
 
 # -- speculation -----------------------------------------------------------------------------------------------------
@@ -144,6 +149,12 @@ class Suspects(Protocol):
 
 class Slots(Protocol):
     """The slots of one executor for the adapters of its running requests."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def has_loaded(self, digest: str) -> bool:
+        """Returns whether the executor can put an adapter into a slot."""
 
     def take(self, request: Request) -> bool:
         """Returns whether a waiting request could enter now, as far as its adapter is concerned."""

@@ -71,7 +71,7 @@ class StepBuilder:
             self._order = keeping_order(rows.running)
         # The loop may pop from the tail while it runs: requests that it has not reached yet, or the present one.
         runners = rows.quarantine.runners(self._order, is_suspect_due, self._is_idle)
-        runners = rows.cohorts.of_next_step(runners, self._in_flight)
+        runners = rows.cohorts.of_next_step(self._taker.staying(runners), self._in_flight)
         draft_budget = limits.draft_budget(len(runners))
         if draft_budget and (plan := rows.drafts.plan(runners)).is_empty:
             draft_budget = 0
@@ -194,7 +194,7 @@ class StepBuilder:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def _turns(self) -> Turns:
-        return Turns(self._waiting, self._limits.max_running_per_tenant, self._suits)
+        return Turns(self._waiting, self._limits.max_running_per_tenant, self._suits, self._taker.kinds)
 
     def _suits(self, request: Request) -> bool:
         if self._taker.is_anothers(request) or not self._rows.has_weights_for(request):

@@ -1,12 +1,12 @@
 """The waiting requests, and the order of their turns.
 
-Each tenant has two lanes, one for short and one for long prompts, both in the policy's order. The lanes of the least
-served tenant go first; among these, and with a single tenant, the policy decides. So requests follow the policy's order
-until long ones have to wait for each other.
+Each tenant has lanes for short and for long prompts, with and without output, all in the policy's order. The lanes of
+the least served tenant go first; among these, and with a single tenant, the policy decides. So requests follow the
+policy's order until long ones have to wait for each other, or a replica takes only those with or without output.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import merge
 
 from pagewire.services.scheduler.core.policy import by_order, has_turn_before
@@ -14,7 +14,11 @@ from pagewire.services.scheduler.core.seams import Shares
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.request import Request
 
-_Lane = tuple[Account, bool]  # the tenant, and whether the prompts are long
+_Lane = tuple[Account, bool, bool]  # the tenant, whether the prompts are long, and whether there is output
+
+
+def _lane_of(request: Request) -> _Lane:
+    return request.account, request.is_long, request.num_output_tokens > 0
 
 
 class WaitingQueue:
@@ -32,14 +36,14 @@ class WaitingQueue:
     @property
     def num_short(self) -> int:
         """The number of waiting requests with short prompts."""
-        return sum(len(lane) for (_, is_long), lane in self.lanes.items() if not is_long)
+        return sum(len(lane) for (_, is_long, _), lane in self.lanes.items() if not is_long)
 
     def __iter__(self) -> Iterator[Request]:
         """Yields all of them in the policy's order."""
         return merge(*self.lanes.values(), key=by_order)
 
     def push(self, request: Request) -> None:
-        lane = (request.account, request.is_long)
+        lane = _lane_of(request)
         if lane not in self.lanes:
             self.lanes[lane], self._num_tokens[lane] = [], 0
         insort(self.lanes[lane], request, key=by_order)
@@ -49,7 +53,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Removes a request that is known to wait here."""
-        key = request.account, request.is_long
+        key = _lane_of(request)
         lane = self.lanes[key]
         del lane[bisect_left(lane, request.order, key=by_order)]
         self._num_tokens[key] -= request.num_tokens
@@ -58,13 +62,18 @@ class WaitingQueue:
         self._size -= 1
         self.shares.count(request.account, waiting=-1)
 
-    def before(self, request: Request, *, is_behind_long_ones: bool) -> tuple[float, float]:
+    def before(
+        self, request: Request, *, is_behind_long_ones: bool, kinds: Collection[bool] = (False, True)
+    ) -> tuple[float, float]:
         """Returns how many requests have their turn before a request that has its order but does not wait here yet, and
-        about how many tokens they have: those of its tenant by policy, and at most as many of each other tenant."""
+        about how many tokens they have: those of its tenant by policy, and at most as many of each other tenant. kinds:
+        True: requests with output count, False: those without."""
         num = num_tokens = 0.0
         others: dict[str, tuple[int, int]] = {}
         for key, lane in self.lanes.items():
             tenant, lane_tokens = key[0].tenant, self._num_tokens[key]
+            if key[2] not in kinds:
+                continue
             if tenant != request.tenant.name:
                 num_others, other_tokens = others.get(tenant, (0, 0))
                 others[tenant] = num_others + len(lane), other_tokens + lane_tokens
@@ -88,24 +97,26 @@ class Turns:
         queue: WaitingQueue,
         max_running_per_tenant: int | None = None,
         suits: Callable[[Request], bool] = lambda request: True,
+        kinds: Collection[bool] = (False, True),
     ) -> None:
         """max_running_per_tenant: the number of running requests from which a tenant gets no turn. suits: returns
-        whether a request may have a turn."""
+        whether a request may have a turn. kinds: True: requests with output have turns, False: those without."""
         self._queue = queue
         self._suits = suits
         self._max_running = max_running_per_tenant
-        self._places = dict.fromkeys(queue.lanes, 0)  # the index of the next request in each lane with turns
+        # The index of the next request in each lane with turns.
+        self._places = {lane: 0 for lane in queue.lanes if lane[2] in kinds}
 
     def next(self) -> Request | None:
         """Returns the request that has the next turn."""
         is_contended = self._queue.shares.is_contended
         best: Request | None = None
-        for (account, is_long), place in self._places.items():
-            if self._max_running is not None and account.num_running >= self._max_running:
+        for key, place in self._places.items():
+            if self._max_running is not None and key[0].num_running >= self._max_running:
                 continue
-            lane = self._queue.lanes.get((account, is_long), ())
+            lane = self._queue.lanes.get(key, ())
             while place < len(lane) and not self._suits(lane[place]):
-                place = self._places[account, is_long] = place + 1
+                place = self._places[key] = place + 1
             if place >= len(lane):
                 continue
             if best is None or has_turn_before(lane[place], best, is_contended):
@@ -114,8 +125,8 @@ class Turns:
 
     def pass_over(self, request: Request) -> None:
         """Gives the lane's turn to the request behind this one, which is not taken."""
-        self._places[request.account, request.is_long] += 1
+        self._places[_lane_of(request)] += 1
 
     def close(self, request: Request) -> None:
         """Gives no more turns to the lane of a request that is not taken."""
-        self._places.pop((request.account, request.is_long), None)
+        self._places.pop(_lane_of(request), None)

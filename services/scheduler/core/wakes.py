@@ -46,7 +46,7 @@ class Wakes:
 
     def after_result(self, replica: Replica) -> Collection[Replica]:
         """Returns the replicas to wake after a result, which may have ended requests; this one comes first."""
-        return [replica, *(other for other in self._for_first() if other is not replica)]
+        return [replica, *(other for other in self._wanted(self._for_first()) if other is not replica)]
 
     def after_end(self) -> Collection[Replica]:
         """Returns the replicas to wake after requests ended early: a row is open, and its executor has yet to free

@@ -1,5 +1,7 @@
 """The choice of one decision: which waiting requests a replica takes, and which it leaves to others."""
 
+from collections.abc import Collection
+
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.placement.fleet import Fleet
 from pagewire.services.scheduler.placement.replica_load import Fit
@@ -13,6 +15,11 @@ class Choice:
         self._fleet = fleet
         self._replica = replica
         self._verdicts: dict[Request, bool] = {}
+
+    kinds: Collection[bool] = (False, True)
+
+    def staying(self, running: list[Request]) -> list[Request]:
+        return running
 
     def is_anothers(self, request: Request) -> bool:
         """Returns whether the request was left to another replica that has yet to decide."""
@@ -58,6 +65,21 @@ class Choice:
             return True
         fleet.defer(request, best_id, fits[best_id])
         return False
+
+
+class ApartChoice(Choice):
+    """Judges the waiting requests where executors have roles."""
+
+    def __init__(self, fleet: Fleet, replica: Replica) -> None:
+        super().__init__(fleet, replica)
+        self.kinds = fleet.roles.kinds(replica)
+
+    def staying(self, running: list[Request]) -> list[Request]:
+        stays, replica = self._fleet.roles.stays, self._replica
+        return [request for request in running if request.is_prefilling or stays(replica, request)]
+
+    def is_anothers(self, request: Request) -> bool:
+        return not self._fleet.roles.allow(self._replica, request) or super().is_anothers(request)
 
 
 def best(fleet: Fleet, fits: dict[int, Fit]) -> int:

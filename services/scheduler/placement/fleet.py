@@ -1,7 +1,7 @@
 """The replicas in the order of their loads, and the candidates among them for a waiting request."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from math import inf
 
@@ -12,6 +12,7 @@ from pagewire.services.scheduler.placement.deferrals import NONE_DEFERRED, Defer
 from pagewire.services.scheduler.placement.prefix_index import IndexedBlocks, PrefixIndex
 from pagewire.services.scheduler.placement.replica_load import NOTHING_DEFERRED, Deferred, Fit, UnknownCosts
 from pagewire.services.scheduler.placement.replica_view import ReplicaView
+from pagewire.services.scheduler.roles.roles import Roles
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 
@@ -30,11 +31,15 @@ _Rank = tuple[bool, int, int, int]
 class Fleet:
     """All replicas, and an index of their blocks."""
 
-    def __init__(self, is_suspect: Callable[[Request], bool], output_lengths: OutputLengths) -> None:
+    def __init__(
+        self, is_suspect: Callable[[Request], bool], output_lengths: OutputLengths, roles: Roles | None = None
+    ) -> None:
         self.index = PrefixIndex()
         self.tier_index = PrefixIndex()  # of blocks that replicas can load
         # Returns the expected seconds in which a replica, by its id, loads blocks with these hashes.
         self.load_seconds: Callable[[int, Sequence[bytes]], float] = lambda replica_id, hashes: inf
+        self.roles = roles or Roles()
+        self._suits: Callable[[Replica, Request], bool] = Replica.suits
         self.is_suspect = is_suspect
         self.deferrals = Deferrals()
         self.best_known: Replica | None = None
@@ -76,18 +81,33 @@ class Fleet:
         if rank is not None:
             insort(self._order, rank)
             self._ranks[replica.replica_id] = rank
+        if rank is None or before is None:
+            self._follow_roles()
+
+    def _follow_roles(self) -> None:
+        """Takes in that executors came or went, or may have begun to leave."""
+        self.roles.follow(self._replicas.values())
+        self._suits = self.roles.suits if self.roles.are_apart else Replica.suits
+        if self.best_known is not None and not self.roles.computes_prompts(self.best_known):
+            self.best_known = None
 
     def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
         if step is not None and step.admitted:
             self._num_steps += 1
             self._last_taken[replica.replica_id] = self._num_steps
+            if self.roles.are_apart:
+                self._wanted.update(self.roles.take_unblocked())
         self.note(replica)
 
-    def on_result(self, replica: Replica, outputs: Outputs) -> None:
+    def on_result(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
         if self.best_known is None or replica.costs.num_steps > self.best_known.costs.num_steps:
-            self.best_known = replica
+            self.best_known = replica if self.roles.computes_prompts(replica) else self.best_known
         if outputs.ends or outputs.refused:
             self.note(replica)
+        if not self.roles.are_apart:
+            return ()
+        self._follow_roles()
+        return self.roles.leaving(replica, outputs)
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -104,16 +124,22 @@ class Fleet:
         since."""
         holder = self.deferrals.holder(request)
         replica = None if holder is None else self._replicas.get(holder)
-        if replica is None or replica.info is None or replica.is_leaving or not replica.suits(request):
+        if replica is None or replica.info is None or replica.is_leaving or not self._suits(replica, request):
             return None
         return replica
 
     def least_loaded(self, num: int = _NUM_LEAST_LOADED) -> list[Replica]:
-        return [self._replicas[rank[-1]] for rank in self._order[:num]]
+        if not self.roles.are_apart:
+            return [self._replicas[rank[-1]] for rank in self._order[:num]]
+        return list(islice(filter(self.roles.computes_prompts, self._by_load()), num))
 
     @property
     def num_present(self) -> int:
-        return len(self._order)
+        return len(self.least_loaded(len(self._order))) if self.roles.are_apart else len(self._order)
+
+    @property
+    def kinds_before_new(self) -> Collection[bool]:
+        return self.roles.kinds_before_new
 
     def take_wanted(self) -> set[Replica]:
         wanted, self._wanted = self._wanted, set()
@@ -133,11 +159,11 @@ class Fleet:
         for replica in self._by_load():
             if num_fresh == _NUM_LEAST_LOADED or len(near) == _MAX_NEAR:
                 break
-            if replica.suits(request) and not replica.is_leaving and not replica.has_suspect:
+            if self._suits(replica, request) and not replica.is_leaving and not replica.has_suspect:
                 near.append(replica)
                 num_fresh += replica.replica_id not in deferred
         if not near:
-            near = [replica for replica in self._by_load() if replica.suits(request)][:_NUM_LEAST_LOADED]
+            near = [replica for replica in self._by_load() if self._suits(replica, request)][:_NUM_LEAST_LOADED]
             staying = [replica for replica in near if not replica.is_leaving]
             near = staying or near
         takers = {replica.replica_id: replica for replica in near}
@@ -157,14 +183,16 @@ class Fleet:
                 depths[replica_id] = max(depths.get(replica_id, 0), shared)
         for replica_id in (depths.keys() | tier_depths.keys()) - takers.keys():
             holder = self._replicas[replica_id]
-            if holder.info and holder.suits(request) and not holder.is_leaving and not holder.has_suspect:
+            if holder.info and self._suits(holder, request) and not holder.is_leaving and not holder.has_suspect:
                 takers[replica_id] = holder
         # While lengths are unknown, a request is expected to reach its own limit.
         output_tokens = min(self._output_lengths.mean(inf), max(1.0, request.max_num_tokens - request.num_tokens))
         fits: dict[int, Fit] = {}
-        for replica_id in takers:
+        for replica_id, one in takers.items():
             depth, tier_depth = depths.get(replica_id, 0), tier_depths.get(replica_id, 0)
             fits[replica_id] = fit = self._views[replica_id].fit(request, hashes[:depth], output_tokens)
+            if self.roles.are_apart and not self.roles.stays(one, request):
+                fit.output_tokens = 1.0
             if tier_depth > depth:
                 loadable = hashes[depth:tier_depth]
                 fit.num_loadable = len(loadable) * self._views[replica_id].indexed_block_size
@@ -190,7 +218,7 @@ class Fleet:
     def choose_for_suspect(self, request: Request) -> Replica | None:
         """Returns the least busy replica, as other requests have to pause for a suspect. Prefers replicas with room,
         then those without another suspect."""
-        present = [replica for replica in self._by_load() if replica.suits(request)]
+        present = [replica for replica in self._by_load() if self._suits(replica, request)]
         staying = [replica for replica in present if not replica.is_leaving] or present
         able = [replica for replica in staying if replica.has_room_for(request)]
         able = able or [replica for replica in staying if not replica.has_suspect] or staying

@@ -7,10 +7,11 @@ itself. If another candidate is better (`replica_load.py`), the replica leaves t
 only to a better one, so the best one takes it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.placement.choice import Choice, choose
+from pagewire.services.scheduler.placement.choice import ApartChoice, Choice, choose
 from pagewire.services.scheduler.placement.deferrals import NONE_DEFERRED, DeferredRequests
 from pagewire.services.scheduler.placement.fleet import Fleet
 from pagewire.services.scheduler.placement.replica_load import Deferred, Fit
@@ -25,7 +26,16 @@ class CacheAware(Fleet):
         """Drops the deferrals to the replica, which now judges these requests; other replicas judge those that it
         leaves again."""
         self.deferrals.forget(replica.replica_id)
-        return Choice(self, replica)
+        if not self.roles.are_apart:
+            return Choice(self, replica)
+        self._follow_roles()
+        return ApartChoice(self, replica)
+
+    def on_result(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
+        leaving = super().on_result(replica, outputs)
+        for chosen in filter(None, (choose(self, request) for request in leaving)):
+            self.want(chosen)
+        return leaving
 
     def choice(self, request: Request) -> Replica | None:
         return self.kept_for(request) or choose(self, request)
@@ -61,7 +71,7 @@ class RoundRobin(LeastLoad):
     def candidates(
         self, request: Request, decider: Replica | None, deferred: DeferredRequests = NONE_DEFERRED
     ) -> dict[int, Fit]:
-        suiting = [one for one in self._by_load() if one.suits(request) and not one.has_suspect]
+        suiting = [one for one in self._by_load() if self._suits(one, request) and not one.has_suspect]
         takers = [one for one in suiting if not one.is_leaving] or suiting
         return {one.replica_id: self._views[one.replica_id].fit(request, (), 1.0) for one in takers}
 

@@ -45,6 +45,8 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         draft_bounds=executor.draft_bounds,
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
         max_adapters=executor.max_adapters,
+        role=executor.role,
+        kv_format="fake",
         adapters=tuple(Adapter(one, digest=one) for one in sorted(executor.loaded_adapters)),
         kv_tiers=(KVTier(kind=KVTierKind.KV_TIER_KIND_DISK, load_rate=executor.load_rate),) if executor.tier else (),
     )

@@ -1,0 +1,1 @@
+"""The feature of prefill and decode apart: some executors compute prompts, others continue them."""

@@ -1,0 +1,125 @@
+"""The requests that a replica may run, where some executors only compute prompts and others only continue them.
+
+A request without output belongs to a replica that computes prompts. With its first token it leaves that replica as if
+it were preempted, and waits for one that decodes, which loads its blocks. Both kinds of replicas stand in for each
+other: without a replica of one kind, the other kind takes all requests. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from pagewire.services.scheduler.core.outcome import Outputs
+from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.values.request import Request, RequestStatus
+
+_ALL, _WITHOUT_OUTPUT, _WITH_OUTPUT, _NONE = (False, True), (False,), (True,), ()
+# The share of the smallest KV cache that computes prompts which handed-over requests fill while they wait: beyond that,
+# no prompt begins, because the blocks of those that wait would be evicted before they are loaded.
+_MAX_BACKLOG = 0.5
+
+
+class Roles:
+    """Knows which replicas compute prompts and which decode; `follow` keeps that up to date."""
+
+    def __init__(self) -> None:
+        self.are_apart = False  # an executor has a role
+        self._are_strict = False  # each executor has one
+        self._computes_prompts = False  # a replica that does not only decode takes new requests
+        self._decoders: dict[str, list[Replica]] = {}  # that take new requests, by the version of their weights
+        self._max_backlog = 0.0  # tokens
+        self._waiting: set[Request] = set()  # that were handed over, and perhaps have ended since
+        self._blocked: set[Replica] = set()  # that begin no prompt because these are too many
+
+    def follow(self, replicas: Iterable[Replica]) -> None:
+        """Takes in the present replicas, those that are about to end or to get other weights included."""
+        present = [(replica, replica.info) for replica in replicas if replica.info is not None]
+        self.are_apart = any(info.role != "both" for _, info in present)
+        able = [(one, info) for one, info in present if not (one.is_leaving or one.is_draining)]
+        self._computes_prompts = any(info.role != "decode" for _, info in able)
+        self._are_strict = bool(able) and {"prefill", "decode"} == {info.role for _, info in able}
+        self._decoders = {}
+        for replica, info in able:
+            if info.role != "prefill":
+                self._decoders.setdefault(info.weights.version, []).append(replica)
+        sizes = [info.num_blocks * info.block_size for _, info in able if info.role == "prefill"]
+        self._max_backlog = _MAX_BACKLOG * min(sizes, default=0)
+
+    # -- which replica -----------------------------------------------------------------------------------------------
+
+    def suits(self, replica: Replica, request: Request) -> bool:
+        """Returns whether a replica may compute a waiting request."""
+        return self.allow(replica, request) and replica.suits(request)
+
+    def allow(self, replica: Replica, request: Request) -> bool:
+        """Returns whether a replica may compute a waiting request as far as its role is concerned."""
+        role = _role(replica)
+        if role == "both":
+            return True
+        if request.num_output_tokens:
+            return role == "decode" or not self._decoders_of(request, request.weights_version)
+        return role == "prefill" or not self._computes_prompts
+
+    def kinds(self, replica: Replica) -> Collection[bool]:
+        """Returns whether the replica takes requests with output (True), without (False), or both."""
+        role = _role(replica)
+        if role == "decode" and self._computes_prompts:
+            return _WITH_OUTPUT
+        if role != "prefill" or replica.info is None or not self._decoders.get(replica.info.weights.version):
+            return _ALL
+        # A request may need weights, or an adapter, that only this replica has.
+        may_stay = len(self._decoders) > 1 or replica.slots.num_slots
+        without_output = not self._has_backlog()
+        if not without_output:
+            self._blocked.add(replica)
+        return (
+            (_ALL if without_output else _WITH_OUTPUT) if may_stay else (_WITHOUT_OUTPUT if without_output else _NONE)
+        )
+
+    def stays(self, replica: Replica, request: Request) -> bool:
+        """Returns whether a running request has further tokens on its replica."""
+        info = replica.info
+        if info is None or info.role != "prefill":
+            return True
+        decoders = self._decoders_of(request, info.weights.version)
+        return not any(one.info is not None and one.info.kv_format == info.kv_format for one in decoders)
+
+    def computes_prompts(self, replica: Replica) -> bool:
+        """Returns whether new requests may begin on a replica."""
+        return _role(replica) != "decode" or not self._computes_prompts
+
+    @property
+    def kinds_before_new(self) -> Collection[bool]:
+        """The kinds of waiting requests that may have their turn before a new one where it runs, as in `kinds`."""
+        return _WITHOUT_OUTPUT if self.are_apart and self._are_strict else _ALL
+
+    def _decoders_of(self, request: Request, version: str) -> list[Replica]:
+        """Returns the replicas that can continue a request with tokens of weights of this version; empty: of any."""
+        found = (
+            self._decoders.get(version, []) if version else [one for some in self._decoders.values() for one in some]
+        )
+        if request.adapter_digest:
+            found = [replica for replica in found if replica.slots.has_loaded(request.adapter_digest)]
+        return found
+
+    # -- the handover ------------------------------------------------------------------------------------------------
+
+    def leaving(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
+        """Returns the requests that leave a replica with the tokens that they gained."""
+        leaving = [one for one in outputs.requests if not one.is_finished and not self.stays(replica, one)]
+        self._waiting.update(leaving)
+        return leaving
+
+    def take_unblocked(self) -> Collection[Replica]:
+        """Returns the replicas that may begin prompts again since the last call."""
+        if not self._blocked or self._has_backlog():
+            return ()
+        blocked, self._blocked = self._blocked, set()
+        return blocked
+
+    def _has_backlog(self) -> bool:
+        """Returns whether so many requests wait for a replica that decodes that no prompt should begin."""
+        self._waiting = {one for one in self._waiting if one.status is RequestStatus.WAITING}
+        return sum(request.num_tokens for request in self._waiting) > self._max_backlog > 0
+
+
+def _role(replica: Replica) -> str:
+    return "both" if replica.info is None else replica.info.role
