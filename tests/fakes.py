@@ -210,6 +210,7 @@ class FakeExecutor:
         self.tier = tier
         self.load_rate = 0.0  # bytes per second; 0 = unknown
         self.role = "both"  # or prefill, decode
+        self.kv_format = "fake"
         self.loaded_adapters = set[str]()  # digests; another adapter makes other tokens
         self.draw_gain = draw_gain or (lambda most: random.randint(1, most))
         self.decode_costs: tuple[tuple[int, float], ...] = ()  # as in the scheduler's ExecutorInfo
@@ -638,7 +639,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             kv_tiers=[executor_pb2.KVTier(kind=executor_pb2.KV_TIER_KIND_DISK)] if self.executor.tier else [],
             found_adapters=self._found_adapters(),
             role=_ROLES[self.executor.role],
-            kv_format="fake",
+            kv_format=self.executor.kv_format,
         )
 
     @property

@@ -16,6 +16,8 @@ from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
 from pagewire.services.scheduler.observed.replica_stats import REPLICAS
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
 from pagewire.services.scheduler.placement.prefix_index import IndexedBlocks
+from pagewire.services.scheduler.roles.roles import Roles
+from pagewire.services.scheduler.roles.transfers import Transfers
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.executors import Connect
 from pagewire.services.scheduler.service.held_outputs import HeldOutputs
@@ -53,7 +55,8 @@ def make_scheduler(
         on_memory(replica_id, info, kv)
 
     features = Features(Ledger(), suspects, drafts, slots, on_new_memory)
-    placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths)
+    transfers = Transfers(tiers.of_replica.get, tiers.address_of) if config.enable_prefix_caching else None
+    placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths, Roles(transfers))
     tiers.index_of = lambda replica_id: IndexedBlocks(placement.tier_index, replica_id)
     placement.load_seconds = tiers.load_seconds
     scheduler = Scheduler(config, num_replicas, features, placement, output_lengths)

@@ -1,6 +1,6 @@
 """The choice of one decision: which waiting requests a replica takes, and which it leaves to others."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.placement.fleet import Fleet
@@ -88,11 +88,11 @@ def best(fleet: Fleet, fits: dict[int, Fit]) -> int:
     return min(fits, key=lambda replica_id: fleet.rank(replica_id, fits[replica_id], deferred_to(replica_id)))
 
 
-def choose(fleet: Fleet, request: Request) -> Replica | None:
-    """Returns the best replica with room for a waiting request."""
+def choose(fleet: Fleet, request: Request, suits: Callable[[Replica, Request], bool] | None = None) -> Replica | None:
+    """Returns the best replica with room for a waiting request. suits: see `Fleet.candidates`."""
     if fleet.is_suspect(request):
-        return fleet.choose_for_suspect(request)
-    fits = fleet.candidates(request, None)
+        return fleet.choose_for_suspect(request) if suits is None else None
+    fits = fleet.candidates(request, None, suits=suits)
     if not any(fleet.has_place(replica_id, fit) for replica_id, fit in fits.items()):
         return None
     return fleet.replica(best(fleet, fits))

@@ -95,8 +95,9 @@ class Fleet:
         if step is not None and step.admitted:
             self._num_steps += 1
             self._last_taken[replica.replica_id] = self._num_steps
-            if self.roles.are_apart:
-                self._wanted.update(self.roles.take_unblocked())
+        if self.roles.are_apart:
+            self.roles.on_step(replica, step)
+            self._wanted |= self.roles.take_wanted()
         self.note(replica)
 
     def on_result(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
@@ -104,10 +105,7 @@ class Fleet:
             self.best_known = replica if self.roles.computes_prompts(replica) else self.best_known
         if outputs.ends or outputs.refused:
             self.note(replica)
-        if not self.roles.are_apart:
-            return ()
-        self._follow_roles()
-        return self.roles.leaving(replica, outputs)
+        return ()
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -146,24 +144,30 @@ class Fleet:
         return wanted
 
     def candidates(
-        self, request: Request, decider: Replica | None, deferred: DeferredRequests = NONE_DEFERRED
+        self,
+        request: Request,
+        decider: Replica | None,
+        deferred: DeferredRequests = NONE_DEFERRED,
+        suits: Callable[[Replica, Request], bool] | None = None,
     ) -> dict[int, Fit]:
         """Returns the replicas that may take a waiting request, and its needs there. Leaves out replicas with other
         weights than it needs and, while there are others, replicas that run a suspect or have an executor that is about
         to end.
 
         deferred: requests that were left to replicas, where a prefix that they share with this request will be found.
+        suits: returns whether a replica may take it; by default, those that may now.
         """
+        suits = suits or self._suits
         near: list[Replica] = []
         num_fresh = 0  # without deferred requests, which make a replica busier than it looks
         for replica in self._by_load():
             if num_fresh == _NUM_LEAST_LOADED or len(near) == _MAX_NEAR:
                 break
-            if self._suits(replica, request) and not replica.is_leaving and not replica.has_suspect:
+            if suits(replica, request) and not replica.is_leaving and not replica.has_suspect:
                 near.append(replica)
                 num_fresh += replica.replica_id not in deferred
         if not near:
-            near = [replica for replica in self._by_load() if self._suits(replica, request)][:_NUM_LEAST_LOADED]
+            near = [replica for replica in self._by_load() if suits(replica, request)][:_NUM_LEAST_LOADED]
             staying = [replica for replica in near if not replica.is_leaving]
             near = staying or near
         takers = {replica.replica_id: replica for replica in near}
@@ -183,7 +187,7 @@ class Fleet:
                 depths[replica_id] = max(depths.get(replica_id, 0), shared)
         for replica_id in (depths.keys() | tier_depths.keys()) - takers.keys():
             holder = self._replicas[replica_id]
-            if holder.info and self._suits(holder, request) and not holder.is_leaving and not holder.has_suspect:
+            if holder.info and suits(holder, request) and not holder.is_leaving and not holder.has_suspect:
                 takers[replica_id] = holder
         # While lengths are unknown, a request is expected to reach its own limit.
         output_tokens = min(self._output_lengths.mean(inf), max(1.0, request.max_num_tokens - request.num_tokens))

@@ -7,7 +7,7 @@ itself. If another candidate is better (`replica_load.py`), the replica leaves t
 only to a better one, so the best one takes it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
@@ -29,13 +29,22 @@ class CacheAware(Fleet):
         if not self.roles.are_apart:
             return Choice(self, replica)
         self._follow_roles()
+        self.roles.before_decision(replica)
         return ApartChoice(self, replica)
 
     def on_result(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
-        leaving = super().on_result(replica, outputs)
-        for chosen in filter(None, (choose(self, request) for request in leaving)):
-            self.want(chosen)
+        super().on_result(replica, outputs)
+        if not self.roles.are_apart:
+            return ()
+        self._follow_roles()
+        leaving = self.roles.on_result(replica, outputs, self._decoder_of)
+        self._wanted |= self.roles.take_wanted()
+        self._wanted.update(filter(None, (choose(self, request) for request in leaving)))
         return leaving
+
+    def _decoder_of(self, request: Request) -> Replica | None:
+        """Returns the replica that would decode a request of which the prompt is being computed."""
+        return choose(self, request, self.roles.decodes)
 
     def choice(self, request: Request) -> Replica | None:
         return self.kept_for(request) or choose(self, request)
@@ -69,9 +78,14 @@ class RoundRobin(LeastLoad):
             self._last = replica.replica_id
 
     def candidates(
-        self, request: Request, decider: Replica | None, deferred: DeferredRequests = NONE_DEFERRED
+        self,
+        request: Request,
+        decider: Replica | None,
+        deferred: DeferredRequests = NONE_DEFERRED,
+        suits: Callable[[Replica, Request], bool] | None = None,
     ) -> dict[int, Fit]:
-        suiting = [one for one in self._by_load() if self._suits(one, request) and not one.has_suspect]
+        suits = suits or self._suits
+        suiting = [one for one in self._by_load() if suits(one, request) and not one.has_suspect]
         takers = [one for one in suiting if not one.is_leaving] or suiting
         return {one.replica_id: self._views[one.replica_id].fit(request, (), 1.0) for one in takers}
 

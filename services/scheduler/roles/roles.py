@@ -5,12 +5,17 @@ it were preempted, and waits for one that decodes, which loads its blocks. Both 
 other: without a replica of one kind, the other kind takes all requests. Pure.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
+from pagewire.services.scheduler.roles.transfers import Transfers
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request, RequestStatus
+from pagewire.services.scheduler.values.step import ScheduledStep
 
+# Returns the replica that would decode a request that still has no output; None if none has room.
+ChooseDecoder = Callable[[Request], Replica | None]
 _ALL, _WITHOUT_OUTPUT, _WITH_OUTPUT, _NONE = (False, True), (False,), (True,), ()
 # The share of the smallest KV cache that computes prompts which handed-over requests fill while they wait: beyond that,
 # no prompt begins, because the blocks of those that wait would be evicted before they are loaded.
@@ -20,7 +25,9 @@ _MAX_BACKLOG = 0.5
 class Roles:
     """Knows which replicas compute prompts and which decode; `follow` keeps that up to date."""
 
-    def __init__(self) -> None:
+    def __init__(self, transfers: Transfers | None = None) -> None:
+        """transfers: None: no executor has a role, whatever it reports."""
+        self._transfers = transfers
         self.are_apart = False  # an executor has a role
         self._are_strict = False  # each executor has one
         self._computes_prompts = False  # a replica that does not only decode takes new requests
@@ -32,7 +39,11 @@ class Roles:
     def follow(self, replicas: Iterable[Replica]) -> None:
         """Takes in the present replicas, those that are about to end or to get other weights included."""
         present = [(replica, replica.info) for replica in replicas if replica.info is not None]
-        self.are_apart = any(info.role != "both" for _, info in present)
+        were_apart = self.are_apart
+        self.are_apart = self._transfers is not None and any(info.role != "both" for _, info in present)
+        if self._transfers is None or not (were_apart or self.are_apart):
+            return
+        self._transfers.follow([replica for replica, _ in present] if self.are_apart else ())
         able = [(one, info) for one, info in present if not (one.is_leaving or one.is_draining)]
         self._computes_prompts = any(info.role != "decode" for _, info in able)
         self._are_strict = bool(able) and {"prefill", "decode"} == {info.role for _, info in able}
@@ -79,8 +90,15 @@ class Roles:
         info = replica.info
         if info is None or info.role != "prefill":
             return True
-        decoders = self._decoders_of(request, info.weights.version)
-        return not any(one.info is not None and one.info.kv_format == info.kv_format for one in decoders)
+        return not any(self._decodes_for(one, info) for one in self._decoders_of(request, info.weights.version))
+
+    def decodes(self, replica: Replica, request: Request) -> bool:
+        """Returns whether a request without output can go on at this replica when it has some."""
+        return replica in self._decoders_of(request, request.weights_version) and replica.slots.take(request)
+
+    def _decodes_for(self, replica: Replica, info: ExecutorInfo) -> bool:
+        """Returns whether a replica can load what an executor has computed."""
+        return replica.info is not None and replica.info.kv_format == info.kv_format != ""
 
     def computes_prompts(self, replica: Replica) -> bool:
         """Returns whether new requests may begin on a replica."""
@@ -102,23 +120,47 @@ class Roles:
 
     # -- the handover ------------------------------------------------------------------------------------------------
 
-    def leaving(self, replica: Replica, outputs: Outputs) -> Sequence[Request]:
-        """Returns the requests that leave a replica with the tokens that they gained."""
+    def before_decision(self, replica: Replica) -> None:
+        """Takes in that a replica is about to decide."""
+        assert self._transfers is not None
+        self._transfers.before_decision(replica)
+
+    def on_step(self, replica: Replica, step: ScheduledStep | None) -> None:
+        """Takes in a decision of a replica."""
+        assert self._transfers is not None
+        if step is not None and _role(replica) == "prefill":
+            self._transfers.on_step(replica)
+        if step is None and not replica.running and any(one.blocks.awaited is None for one in self._handed_over()):
+            self._transfers.release_all(replica)
+
+    def on_result(self, replica: Replica, outputs: Outputs, choose: ChooseDecoder) -> Sequence[Request]:
+        """Takes in a result; returns the requests that leave the replica with the tokens that they gained. choose:
+        finds the replica that would decode a request."""
+        assert self._transfers is not None
+        if _role(replica) != "prefill":
+            return ()
         leaving = [one for one in outputs.requests if not one.is_finished and not self.stays(replica, one)]
         self._waiting.update(leaving)
+        self._transfers.on_result(replica, choose)
         return leaving
 
-    def take_unblocked(self) -> Collection[Replica]:
-        """Returns the replicas that may begin prompts again since the last call."""
-        if not self._blocked or self._has_backlog():
-            return ()
-        blocked, self._blocked = self._blocked, set()
-        return blocked
+    def take_wanted(self) -> set[Replica]:
+        """Returns the replicas that have a reason to decide since the last call."""
+        assert self._transfers is not None
+        wanted, self._transfers.wanted = self._transfers.wanted, set()
+        if self._blocked and not self._has_backlog():
+            wanted |= self._blocked
+            self._blocked = set()
+        return wanted
+
+    def _handed_over(self) -> Collection[Request]:
+        """Returns the requests that wait for a replica that decodes."""
+        self._waiting = {one for one in self._waiting if one.status is RequestStatus.WAITING}
+        return self._waiting
 
     def _has_backlog(self) -> bool:
         """Returns whether so many requests wait for a replica that decodes that no prompt should begin."""
-        self._waiting = {one for one in self._waiting if one.status is RequestStatus.WAITING}
-        return sum(request.num_tokens for request in self._waiting) > self._max_backlog > 0
+        return sum(request.num_tokens for request in self._handed_over()) > self._max_backlog > 0
 
 
 def _role(replica: Replica) -> str:

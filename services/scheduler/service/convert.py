@@ -213,7 +213,6 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
             FoundAdapter(one.name, one.path, one.digest, one.problem, one.changed_at) for one in message.found_adapters
         ),
         role=_ROLES.get(message.role, "both"),
-        kv_format=message.kv_format,
     )
 
 

@@ -62,7 +62,7 @@ class Tiers:
             lost.contents.clear()
         if (calls := self._calls.pop(replica_id, None)) is not None:
             calls.stop()
-        if info is None or not info.kv_tiers or not kv.caches_prefixes:
+        if info is None or not (info.kv_tiers or info.role == "decode") or not kv.caches_prefixes:
             return
         calls = self._make_calls(replica_id)
         index = self.index_of(replica_id) if self.index_of is not None else None
@@ -97,9 +97,9 @@ class Tiers:
 
     def _compute_seconds(self, replica_id: int, start: int, num_tokens: int) -> float:
         """Returns the seconds by which computing tokens of a prompt, from position `start` on, delays all requests of
-        a replica, its own included; infinite if unknown."""
+        a replica, its own included; infinite if unknown, or if it is to compute none."""
         replica = self._replica(replica_id)
-        if replica is None or not replica.costs.are_known:
+        if replica is None or not replica.costs.are_known or (replica.info and replica.info.role == "decode"):
             return float("inf")
         num_decodes = sum(not request.is_prefilling for request in replica.running)
         costs = replica.costs
@@ -107,6 +107,11 @@ class Tiers:
         num_steps = num_tokens / replica.prompt_room(num_decodes, 1, num_tokens)
         step = costs.first_prompt_seconds + costs.decode_seconds(num_decodes)
         return prompt + num_steps * step + num_decodes * prompt
+
+    def address_of(self, replica: Replica) -> str:
+        """Returns the address at which other executors read from this replica's, as the scheduler reaches it."""
+        driver = self._drivers.get(replica.replica_id)
+        return replica.name if driver is None else driver.address
 
     def _replica(self, replica_id: int) -> Replica | None:
         replicas = self._scheduler.replicas if self._scheduler is not None else ()

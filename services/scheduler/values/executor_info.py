@@ -106,7 +106,6 @@ class ExecutorInfo:
     kv_format: str = ""  # executors with the same one may read each other's blocks
     found_adapters: tuple[FoundAdapter, ...] = ()
     role: str = "both"  # or prefill, decode
-    kv_format: str = ""  # executors with the same one may read each other's blocks
 
     @property
     def max_num_tokens(self) -> int:

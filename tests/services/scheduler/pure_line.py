@@ -46,7 +46,7 @@ def info_of(executor: FakeExecutor, max_model_len: int = 1 << 20) -> ExecutorInf
         weights=Weights(executor.weights_version, int(executor.weights_version[1:] or 0)),
         max_adapters=executor.max_adapters,
         role=executor.role,
-        kv_format="fake",
+        kv_format=executor.kv_format,
         adapters=tuple(Adapter(one, digest=one) for one in sorted(executor.loaded_adapters)),
         kv_tiers=(KVTier(kind=KVTierKind.KV_TIER_KIND_DISK, load_rate=executor.load_rate),) if executor.tier else (),
     )
