@@ -74,6 +74,8 @@ NO_WINDOWS = st.just(list[int]())
 NO_STATES = st.just(0)
 NO_LIMIT = st.just(4096)
 NEVER = st.just(False)
+NO_ROLES = st.just(("both", "both"))
+ROLES = st.sampled_from([("both", "both"), ("prefill", "decode"), ("decode", "prefill"), ("prefill", "both")])
 
 
 @st.composite
@@ -120,10 +122,14 @@ def lines(
     states: st.SearchStrategy[int] = NO_STATES,
     max_waiting: st.SearchStrategy[int] = NO_LIMIT,
     has_tier: st.SearchStrategy[bool] = NEVER,
+    roles: st.SearchStrategy[tuple[str, str]] = NO_ROLES,
 ) -> PureLine:
-    """Draws a line. has_tier: its executors share a tier, if their groups of layers are of the same kinds."""
+    """Draws a line. has_tier: its executors share a tier, if their groups of layers are of the same kinds. roles: of two
+    executors."""
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
+    for replica, role in zip(replicas, draw(roles), strict=False):
+        replica.role = role
     if draw(has_tier):
         max_blocks, tiers = draw(st.sampled_from([5, 20, 1000])), dict[object, FakeTier]()
         for replica in replicas:

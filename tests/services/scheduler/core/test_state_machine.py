@@ -25,7 +25,7 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep
 from tests.fakes import FakeExecutor, FakeExecutorDied
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.strategies import Arrival, add, arrivals, expected_prompt_logprobs, lines
+from tests.services.scheduler.strategies import ROLES, Arrival, add, arrivals, expected_prompt_logprobs, lines
 from tests.sweep import examples
 
 # Prompts that begin with these kill an executor, or are refused by it.
@@ -33,6 +33,7 @@ DEADLY, REFUSED = 48, 49
 NUM_ROUNDS_WITHOUT_TOKENS = 4  # until the steps in flight are back and the rows are free
 ONE_OR_TWO = st.integers(1, 2)
 MAX_WAITING = st.sampled_from([4096, 4096, 1, 3])
+ANY: dict[str, Any] = {"max_waiting": MAX_WAITING, "has_tier": st.booleans(), "roles": ROLES}
 ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -116,11 +117,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         line=st.one_of(
-            lines(
-                ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 3]), max_waiting=MAX_WAITING, has_tier=st.booleans()
-            ),
-            lines(ONE_OR_TWO, windows=st.just([5]), max_waiting=MAX_WAITING, has_tier=st.booleans()),
-            lines(ONE_OR_TWO, states=st.just(2), max_waiting=MAX_WAITING, has_tier=st.booleans()),
+            lines(ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 3]), **ANY),
+            lines(ONE_OR_TWO, windows=st.just([5]), **ANY),
+            lines(ONE_OR_TWO, states=st.just(2), **ANY),
         ),
         token_seconds=st.sampled_from([0.0, 0.0001, 0.01, 1.0]),
     )

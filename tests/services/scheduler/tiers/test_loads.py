@@ -15,7 +15,7 @@ from pagewire.v1.executor_pb2 import KVLoaded, KVTierKind
 from tests.fakes import FakeExecutor, FakeTier, expected_output
 from tests.services.scheduler.core.test_properties import Story, kinds, many_arrivals
 from tests.services.scheduler.pure_line import PureLine
-from tests.services.scheduler.strategies import Arrival, lines
+from tests.services.scheduler.strategies import ROLES, Arrival, lines
 from tests.sweep import examples
 
 PROMPT = list(range(1, 42))  # ten blocks and a token
@@ -395,10 +395,10 @@ tier_kinds = st.sampled_from(["load", "load", "last load, in part", "tell", "tel
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     line=st.one_of(
-        lines(ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 2]), has_tier=ALWAYS),
-        lines(ONE_OR_TWO, windows=st.just([5]), has_tier=ALWAYS),
-        lines(ONE_OR_TWO, states=st.sampled_from([2, -1]), has_tier=ALWAYS),
-        lines(ONE_OR_TWO, windows=st.just([5]), states=st.just(2), has_tier=ALWAYS),
+        lines(ONE_OR_TWO, max_draft_tokens=st.sampled_from([0, 2]), has_tier=ALWAYS, roles=ROLES),
+        lines(ONE_OR_TWO, windows=st.just([5]), has_tier=ALWAYS, roles=ROLES),
+        lines(ONE_OR_TWO, states=st.sampled_from([2, -1]), has_tier=ALWAYS, roles=ROLES),
+        lines(ONE_OR_TWO, windows=st.just([5]), states=st.just(2), has_tier=ALWAYS, roles=ROLES),
     ),
     to_come=many_arrivals,
     script=st.lists(st.tuples(st.one_of(kinds, tier_kinds), st.integers(0, 2)), min_size=20, max_size=80),
