@@ -54,6 +54,7 @@ FEATURES = (
     "services.scheduler.adapters",
     "services.scheduler.kv_events",
     "services.scheduler.tiers",
+    "services.scheduler.roles",
     "services.executor.speculation",
     "services.executor.ranks",
     "services.executor.grammar",

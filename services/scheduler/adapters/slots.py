@@ -8,6 +8,7 @@ has entered, no other request enters with that slot's adapter.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pagewire.services.scheduler.core.seams import Slots
 from pagewire.services.scheduler.values.request import FinishReason, Request, RequestStatus
 
 
@@ -146,3 +147,8 @@ class AdapterSlots:
     def _touch(self, slot: _Slot) -> None:
         self._now += 1
         slot.used_at = self._now
+
+
+def has_adapter(slots: Slots, digest: str) -> bool:
+    """Returns whether an executor with these slots can put an adapter into one."""
+    return isinstance(slots, AdapterSlots) and slots.has_loaded(digest)

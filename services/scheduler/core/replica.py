@@ -116,14 +116,6 @@ class Replica:
         """Removes a running request at any moment: its blocks are freed at once, its row with the next step."""
         self._rows.remove(request)
 
-    def hand_over(self, request: Request, waiting: WaitingQueue) -> None:
-        """Lets a running request wait for another replica, with its tokens."""
-        self._rows.remove(request)
-        request.preempt()
-        request.is_long = False
-        request.num_preemptions -= 1
-        waiting.push(request)
-
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def is_long(self, request: Request) -> bool:

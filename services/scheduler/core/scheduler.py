@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import InvalidRequest
+from pagewire.services.scheduler.core.ahead import ahead
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.placing import Placement
 from pagewire.services.scheduler.core.policy import POLICIES
@@ -202,7 +203,9 @@ class Scheduler:
         outputs = replica.update(result, seconds)
         self.output_lengths.learn(len(outputs.token_ids), len(outputs.ends) + len(outputs.refused))
         for request in self.placement.on_result(replica, outputs):
-            replica.hand_over(request, self._waiting)
+            replica.abort(request)
+            request.preempt()
+            self._waiting.push(request)
             self.placement.note(replica)
         return outputs
 
@@ -236,8 +239,8 @@ class Scheduler:
         Long prompts that wait for a running one are overtaken."""
         request.order, request.is_long = self._policy(request, self._num_arrivals), self._is_long(request)
         passes = all(replica.holds_long_back for replica in self.placement.least_loaded(len(self.replicas)))
-        kinds = self.placement.kinds_before_new
-        return self._waiting.before(request, is_behind_long_ones=request.is_long or not passes, kinds=kinds)
+        behind, kinds = request.is_long or not passes, self.placement.kinds_before_new
+        return ahead(self._waiting, request, is_behind_long_ones=behind, kinds=kinds)
 
     def requests(self) -> Iterator[Request]:
         """Yields all live requests, running ones first, each part in the policy's order."""

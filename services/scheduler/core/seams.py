@@ -150,12 +150,6 @@ class Suspects(Protocol):
 class Slots(Protocol):
     """The slots of one executor for the adapters of its running requests."""
 
-    @property
-    def num_slots(self) -> int: ...
-
-    def has_loaded(self, digest: str) -> bool:
-        """Returns whether the executor can put an adapter into a slot."""
-
     def take(self, request: Request) -> bool:
         """Returns whether a waiting request could enter now, as far as its adapter is concerned."""
 

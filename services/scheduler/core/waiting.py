@@ -14,10 +14,10 @@ from pagewire.services.scheduler.core.seams import Shares
 from pagewire.services.scheduler.values.account import Account
 from pagewire.services.scheduler.values.request import Request
 
-_Lane = tuple[Account, bool, bool]  # the tenant, whether the prompts are long, and whether there is output
+Lane = tuple[Account, bool, bool]  # the tenant, whether the prompts are long, and whether there is output
 
 
-def _lane_of(request: Request) -> _Lane:
+def _lane_of(request: Request) -> Lane:
     return request.account, request.is_long, request.num_output_tokens > 0
 
 
@@ -26,8 +26,8 @@ class WaitingQueue:
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
-        self.lanes: dict[_Lane, list[Request]] = {}  # without empty lanes
-        self._num_tokens: dict[_Lane, int] = {}  # of the requests in each lane
+        self.lanes: dict[Lane, list[Request]] = {}  # without empty lanes
+        self.num_tokens: dict[Lane, int] = {}  # of the requests in each lane
         self._size = 0
 
     def __len__(self) -> int:
@@ -45,9 +45,9 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         lane = _lane_of(request)
         if lane not in self.lanes:
-            self.lanes[lane], self._num_tokens[lane] = [], 0
+            self.lanes[lane], self.num_tokens[lane] = [], 0
         insort(self.lanes[lane], request, key=by_order)
-        self._num_tokens[lane] += request.num_tokens
+        self.num_tokens[lane] += request.num_tokens
         self._size += 1
         self.shares.count(request.account, waiting=1)
 
@@ -56,37 +56,11 @@ class WaitingQueue:
         key = _lane_of(request)
         lane = self.lanes[key]
         del lane[bisect_left(lane, request.order, key=by_order)]
-        self._num_tokens[key] -= request.num_tokens
+        self.num_tokens[key] -= request.num_tokens
         if not lane:
-            del self.lanes[key], self._num_tokens[key]
+            del self.lanes[key], self.num_tokens[key]
         self._size -= 1
         self.shares.count(request.account, waiting=-1)
-
-    def before(
-        self, request: Request, *, is_behind_long_ones: bool, kinds: Collection[bool] = (False, True)
-    ) -> tuple[float, float]:
-        """Returns how many requests have their turn before a request that has its order but does not wait here yet, and
-        about how many tokens they have: those of its tenant by policy, and at most as many of each other tenant. kinds:
-        True: requests with output count, False: those without."""
-        num = num_tokens = 0.0
-        others: dict[str, tuple[int, int]] = {}
-        for key, lane in self.lanes.items():
-            tenant, lane_tokens = key[0].tenant, self._num_tokens[key]
-            if key[2] not in kinds:
-                continue
-            if tenant != request.tenant.name:
-                num_others, other_tokens = others.get(tenant, (0, 0))
-                others[tenant] = num_others + len(lane), other_tokens + lane_tokens
-            elif is_behind_long_ones or not key[1]:
-                num_lane = bisect_left(lane, request.order, key=by_order)
-                num += num_lane
-                num_tokens += lane_tokens * num_lane / len(lane)
-        num_own = num
-        for num_others, other_tokens in others.values():
-            part = min(1.0, num_own / num_others)
-            num += part * num_others
-            num_tokens += part * other_tokens
-        return num, num_tokens
 
 
 class Turns:
@@ -104,8 +78,7 @@ class Turns:
         self._queue = queue
         self._suits = suits
         self._max_running = max_running_per_tenant
-        # The index of the next request in each lane with turns.
-        self._places = {lane: 0 for lane in queue.lanes if lane[2] in kinds}
+        self._places = {lane: 0 for lane in queue.lanes if lane[2] in kinds}  # index of the next one with a turn
 
     def next(self) -> Request | None:
         """Returns the request that has the next turn."""

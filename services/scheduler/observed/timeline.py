@@ -14,6 +14,7 @@ from pagewire.v1.admin_pb2 import RequestAccount
 GRAMMAR, ADAPTER = "grammar", "adapter"
 QUEUE, PREFILL, DECODE = "queue", "prefill", "decode"
 PREEMPTED, RECOVERY = "preempted", "recovery"
+HANDOVER = "handover"  # from the executor that computed the prompt to the one that decodes
 # The phases in which a request holds a row.
 _RUNNING = frozenset({PREFILL, DECODE})
 _METHOD = "pagewire.v1.SchedulerService/Generate"

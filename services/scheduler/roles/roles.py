@@ -7,6 +7,7 @@ other: without a replica of one kind, the other kind takes all requests. Pure.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from pagewire.services.scheduler.adapters.slots import has_adapter
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.roles.transfers import Transfers
@@ -77,7 +78,7 @@ class Roles:
         if role != "prefill" or replica.info is None or not self._decoders.get(replica.info.weights.version):
             return _ALL
         # A request may need weights, or an adapter, that only this replica has.
-        may_stay = len(self._decoders) > 1 or replica.slots.num_slots
+        may_stay = len(self._decoders) > 1 or replica.info.max_adapters
         without_output = not self._has_backlog()
         if not without_output:
             self._blocked.add(replica)
@@ -115,7 +116,7 @@ class Roles:
             self._decoders.get(version, []) if version else [one for some in self._decoders.values() for one in some]
         )
         if request.adapter_digest:
-            found = [replica for replica in found if replica.slots.has_loaded(request.adapter_digest)]
+            found = [replica for replica in found if has_adapter(replica.slots, request.adapter_digest)]
         return found
 
     # -- the handover ------------------------------------------------------------------------------------------------
@@ -140,6 +141,9 @@ class Roles:
         if _role(replica) != "prefill":
             return ()
         leaving = [one for one in outputs.requests if not one.is_finished and not self.stays(replica, one)]
+        for request in leaving:
+            request.is_long = False
+            request.num_preemptions -= 1  # it leaves as if it were preempted, but loses nothing
         self._waiting.update(leaving)
         self._transfers.on_result(replica, choose)
         return leaving

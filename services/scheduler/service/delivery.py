@@ -8,7 +8,7 @@ import grpc
 
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.observed import stats, timeline
-from pagewire.services.scheduler.observed.timeline import DECODE
+from pagewire.services.scheduler.observed.timeline import DECODE, HANDOVER
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.service.expiry import Expiry
 from pagewire.services.scheduler.service.live_request import LiveRequest
@@ -95,7 +95,8 @@ class Delivery:
     def _on_prefilled(self, live: LiveRequest, output: RequestOutput, now: float) -> None:
         """Takes in the first output after an admission, including one after a preemption or a recovery."""
         if not output.is_last:
-            live.timeline.enter(DECODE, now, num_output_tokens=live.request.num_output_tokens - len(output.token_ids))
+            name = HANDOVER if live.request.replica_id is None else DECODE
+            live.timeline.enter(name, now, num_output_tokens=live.request.num_output_tokens - len(output.token_ids))
         if live.first_token_time is None and live.first_step_time is not None:
             live.first_token_time = now
             stats.PREFILL_TIME.observe(now - live.first_step_time, live.span.exemplar)
