@@ -29,7 +29,7 @@ class Taker(Protocol):
         """Returns whether the request is known to belong to another replica, without a look-up."""
 
     def staying(self, running: list[Request]) -> list[Request]:
-        """Returns the running requests that do not leave for another replica, in the same order."""
+        """Returns the running requests without those that leave with a token in flight, in the same order."""
 
 
 # -- speculation -----------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class ApartChoice(Choice):
 
     def staying(self, running: list[Request]) -> list[Request]:
         stays, replica = self._fleet.roles.stays, self._replica
-        return [request for request in running if request.is_prefilling or stays(replica, request)]
+        return [request for request in running if not request.num_output_placeholders or stays(replica, request)]
 
     def is_anothers(self, request: Request) -> bool:
         return not self._fleet.roles.allow(self._replica, request) or super().is_anothers(request)

@@ -84,9 +84,9 @@ def test_a_request_is_looked_at_as_often_among_many_replicas_as_among_few(monkey
     looks: list[Request] = []
     candidates = CacheAware.candidates
 
-    def counted(self: CacheAware, request: Request, *args: Any) -> Any:
+    def counted(self: CacheAware, request: Request, *args: Any, **given: Any) -> Any:
         looks.append(request)
-        return candidates(self, request, *args)
+        return candidates(self, request, *args, **given)
 
     monkeypatch.setattr(CacheAware, "candidates", counted)
     per_request = []

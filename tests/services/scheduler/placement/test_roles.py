@@ -248,6 +248,6 @@ def test_weights_of_one_version_compute_all_of_a_request() -> None:
     later = add(line, [7, *PROMPT])
     line.run()
     expected = [(request, PROMPT, "v1"), (later, [7, *PROMPT], "v2")]
-    for one, prompt, version in expected:
+    for done, prompt, version in expected:
         wanted = expected_output(prompt, 6, vocab_size=1000, weights_version=version)
-        assert line.outputs[one.request_id] == wanted
+        assert line.outputs[done.request_id] == wanted
