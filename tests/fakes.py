@@ -568,6 +568,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.loaded_weights: executor_pb2.Weights | None = None
         self.num_loads = 0
         self.may_load, self.may_install = asyncio.Event(), asyncio.Event()
+        self.sources: dict[str, FakeTier] = {}  # what other executors have, by address
         self.may_forget = asyncio.Event()
         self.may_forget.set()
         self.may_load.set()
@@ -790,7 +791,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 idle_ns=idle_ns,
             )
             while self.executor.loads:
-                yield executor_pb2.StepResult(step_id=-1, loaded=[self.executor.end_load()])
+                yield executor_pb2.StepResult(step_id=-1, loaded=[self.executor.end_load(sources=self.sources)])
 
     async def WatchTiers(
         self, request: executor_pb2.WatchTiersRequest, context: grpc.aio.ServicerContext

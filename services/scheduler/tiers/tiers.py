@@ -64,7 +64,7 @@ class Tiers:
             calls.stop()
         if info is None or not (info.kv_tiers or info.role == "decode") or not kv.caches_prefixes:
             return
-        calls = self._make_calls(replica_id)
+        calls = self._make_calls(replica_id) if info.kv_tiers else None
         index = self.index_of(replica_id) if self.index_of is not None else None
         indexed_group = next((i for i, group in enumerate(kv.groups) if not group.window), 0)
         contents = TierContents([tier.kind for tier in info.kv_tiers], len(kv.groups), index, indexed_group)
