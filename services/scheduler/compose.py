@@ -55,7 +55,7 @@ def make_scheduler(
         on_memory(replica_id, info, kv)
 
     features = Features(Ledger(), suspects, drafts, slots, on_new_memory)
-    transfers = Transfers(tiers.of_replica.get, tiers.address_of) if config.enable_prefix_caching else None
+    transfers = Transfers(tiers) if config.enable_prefix_caching else None
     placement = PLACEMENTS[config.placement](suspects.is_suspect, output_lengths, Roles(transfers))
     tiers.index_of = lambda replica_id: IndexedBlocks(placement.tier_index, replica_id)
     placement.load_seconds = tiers.load_seconds

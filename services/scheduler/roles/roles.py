@@ -18,8 +18,8 @@ from pagewire.services.scheduler.values.step import ScheduledStep
 # Returns the replica that would decode a request that still has no output; None if none has room.
 ChooseDecoder = Callable[[Request], Replica | None]
 _ALL, _WITHOUT_OUTPUT, _WITH_OUTPUT, _NONE = (False, True), (False,), (True,), ()
-# The share of the smallest KV cache that computes prompts which handed-over requests fill while they wait: beyond that,
-# no prompt begins, because the blocks of those that wait would be evicted before they are loaded.
+# The share of what an executor that computes prompts keeps which handed-over requests may fill while they wait: beyond
+# that no prompt begins, because the blocks of those that wait would be evicted before they are loaded.
 _MAX_BACKLOG = 0.5
 
 
@@ -52,8 +52,9 @@ class Roles:
         for replica, info in able:
             if info.role != "prefill":
                 self._decoders.setdefault(info.weights.version, []).append(replica)
-        sizes = [info.num_blocks * info.block_size for _, info in able if info.role == "prefill"]
-        self._max_backlog = _MAX_BACKLOG * min(sizes, default=0)
+        self._max_backlog = _MAX_BACKLOG * min(
+            (_kept_tokens(info) for _, info in able if info.role == "prefill"), default=0
+        )
 
     # -- which replica -----------------------------------------------------------------------------------------------
 
@@ -142,6 +143,7 @@ class Roles:
             return ()
         leaving = [one for one in outputs.requests if not one.is_finished and not self.stays(replica, one)]
         for request in leaving:
+            self._transfers.on_leaving(replica, request)
             request.is_long = False
             request.num_preemptions -= 1  # it leaves as if it were preempted, but loses nothing
         self._waiting.update(leaving)
@@ -169,3 +171,11 @@ class Roles:
 
 def _role(replica: Replica) -> str:
     return "both" if replica.info is None else replica.info.role
+
+
+def _kept_tokens(info: ExecutorInfo) -> int:
+    """Returns about how many tokens have blocks that others can load from the executor."""
+    num_blocks, block_bytes = info.num_blocks, sum(group.block_bytes for group in info.kv_groups)
+    if info.kv_tiers and block_bytes:
+        num_blocks = min(num_blocks, sum(tier.bytes for tier in info.kv_tiers) // block_bytes)
+    return num_blocks * info.block_size

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.tiers.holding import Holding
@@ -30,34 +31,46 @@ class _Transfer:
 _Chunks = list[tuple[Request, int, int]]
 
 
+class Tiers(Protocol):
+    """The tiers of all executors."""
+
+    of_replica: dict[int, ReplicaTiers]  # by replica id
+
+    def let_load(self, replica: Replica) -> None:
+        """Lets a replica without tiers of its own load from others."""
+
+    def address_of(self, replica: Replica) -> str:
+        """Returns the address at which other executors reach the replica's."""
+
+
 class Transfers:
     """Begins loads at the replicas that decode, and lets go of what they hold in vain."""
 
-    def __init__(self, tiers_of: Callable[[int], ReplicaTiers | None], address_of: Callable[[Replica], str]) -> None:
-        """tiers_of: of a replica, by its id. address_of: that by which other executors reach the executor."""
-        self._tiers_of = tiers_of
-        self._address_of = address_of
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
         self._replicas: Sequence[Replica] = ()
         self._of_request: dict[Request, _Transfer] = {}
         self._chunks: dict[Replica, deque[_Chunks]] = {}  # of the steps in flight
         self.wanted: set[Replica] = set()  # have a reason to decide
 
     def follow(self, replicas: Iterable[Replica]) -> None:
-        """Lets the executors of these replicas load from each other. None of them may have lost its executor since."""
+        """Lets the executors of these replicas load from each other."""
         self._replicas = tuple(replicas)
         for replica in self._replicas:
-            if (tiers := self._tiers_of(replica.replica_id)) is not None:
+            self._tiers.let_load(replica)
+            if (tiers := self._tiers_of(replica)) is not None:
                 tiers.others = partial(self._sources, replica)
         self._chunks = {one: chunks for one, chunks in self._chunks.items() if one in self._replicas}
 
     def _sources(self, reader: Replica) -> list[Source]:
         return [
-            Source(self._address_of(one), tiers.contents)
+            Source(self._tiers.address_of(one), tiers.contents)
             for one in self._replicas
-            if one is not reader
-            and _have_one_format(one, reader)
-            and (tiers := self._tiers_of(one.replica_id)) is not None
+            if one is not reader and _can_read(reader, one) and (tiers := self._tiers_of(one)) is not None
         ]
+
+    def _tiers_of(self, replica: Replica) -> ReplicaTiers | None:
+        return self._tiers.of_replica.get(replica.replica_id)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -70,10 +83,20 @@ class Transfers:
         """Takes in that the oldest step of a replica was answered. choose: finds the replica that would decode."""
         steps = self._chunks.get(replica)
         for request, epoch, num_blocks in steps.popleft() if steps else ():
-            if request.epoch == epoch and request.num_prompt_tokens + 1 < request.max_num_tokens:
-                self.extend(request, num_blocks, choose)
+            if request.epoch != epoch or request.num_prompt_tokens + 1 >= request.max_num_tokens:
+                continue
+            # What windows and states need of a prompt is known at its end.
+            if request.num_output_tokens or _keeps_all(replica):
+                self._extend(request, num_blocks, choose)
 
-    def extend(self, request: Request, num_blocks: int, choose: Callable[[Request], Replica | None]) -> None:
+    def on_leaving(self, replica: Replica, request: Request) -> None:
+        """Takes in that a request leaves the replica that has computed its prompt."""
+        if request.images.images and (tiers := self._tiers_of(replica)) is not None:
+            # Its blocks may have become findable with this result, and are saved with the next step.
+            replica.kv.cache_blocks(request)
+            tiers.promise_saves()
+
+    def _extend(self, request: Request, num_blocks: int, choose: Callable[[Request], Replica | None]) -> None:
         """Begins to load a request's first `num_blocks` blocks where it is going to decode."""
         transfer = self._of_request.get(request)
         if transfer is not None and self._is_void(transfer, request):
@@ -88,7 +111,7 @@ class Transfers:
 
     def _begin(self, request: Request, choose: Callable[[Request], Replica | None]) -> _Transfer | None:
         target = choose(request)
-        tiers = None if target is None else self._tiers_of(target.replica_id)
+        tiers = None if target is None else self._tiers_of(target)
         if target is None or tiers is None:
             return None
         return _Transfer(target, tiers, tiers.hold(request))
@@ -96,7 +119,7 @@ class Transfers:
     def _is_void(self, transfer: _Transfer, request: Request) -> bool:
         """Returns whether a transfer serves no purpose any more: its target has another executor, or the request runs
         there, or decodes elsewhere, or has ended."""
-        if request.is_finished or self._tiers_of(transfer.target.replica_id) is not transfer.tiers:
+        if request.is_finished or self._tiers_of(transfer.target) is not transfer.tiers:
             return True
         return request.status is RequestStatus.RUNNING and (
             request.replica_id == transfer.target.replica_id or request.num_output_tokens > 0
@@ -131,7 +154,12 @@ class Transfers:
             transfer.holding.release()
 
 
-def _have_one_format(replica: Replica, other: Replica) -> bool:
-    if replica.info is None or other.info is None:
+def _can_read(reader: Replica, source: Replica) -> bool:
+    """Returns whether an executor has tiers with blocks of the format that another one reads."""
+    if reader.info is None or source.info is None:
         return False
-    return bool(replica.info.kv_tiers) and replica.info.kv_format == other.info.kv_format != ""
+    return bool(source.info.kv_tiers) and reader.info.kv_format == source.info.kv_format != ""
+
+
+def _keeps_all(replica: Replica) -> bool:
+    return replica.info is not None and all(group.keeps_all for group in replica.info.kv_groups)

@@ -79,7 +79,7 @@ class ReplicaTiers:
         self._looked_up: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._tried: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._added = [_Additions() for _ in kv.groups]
-        for group, added in zip(kv.groups, self._added, strict=True):
+        for group, added in zip(kv.groups, self._added, strict=True) if self._saves else ():
             group.pool.indexes += (added,)
 
     # -- loads -------------------------------------------------------------------------------------------------------
@@ -177,6 +177,12 @@ class ReplicaTiers:
             if self._saves and (saved := self._saves_of(number, hashes)).ids:
                 message.saves.append(saved)
         return message
+
+    def promise_saves(self) -> None:
+        """Counts the blocks that the next step is going to save as being saved."""
+        for number, added in enumerate(self._added):
+            for block_hash in added.hashes if self._saves else ():
+                self.contents.expect(number, block_hash)
 
     def _saves_of(self, number: int, hashes: Iterable[bytes]) -> BlockSet:
         """Returns those of a group's new blocks that are to be saved."""

@@ -62,9 +62,15 @@ class Tiers:
             lost.contents.clear()
         if (calls := self._calls.pop(replica_id, None)) is not None:
             calls.stop()
-        if info is None or not (info.kv_tiers or info.role == "decode") or not kv.caches_prefixes:
-            return
-        calls = self._make_calls(replica_id) if info.kv_tiers else None
+        if info is not None and info.kv_tiers and kv.caches_prefixes:
+            self._join(replica_id, info, kv, self._make_calls(replica_id))
+
+    def let_load(self, replica: Replica) -> None:
+        """Lets a replica without tiers of its own load from others."""
+        if replica.info is not None and replica.replica_id not in self.of_replica and replica.kv.caches_prefixes:
+            self._join(replica.replica_id, replica.info, replica.kv, None)
+
+    def _join(self, replica_id: int, info: ExecutorInfo, kv: KVCacheManager, calls: Calls | None) -> None:
         index = self.index_of(replica_id) if self.index_of is not None else None
         indexed_group = next((i for i, group in enumerate(kv.groups) if not group.window), 0)
         contents = TierContents([tier.kind for tier in info.kv_tiers], len(kv.groups), index, indexed_group)

@@ -124,8 +124,8 @@ def lines(
     has_tier: st.SearchStrategy[bool] = NEVER,
     roles: st.SearchStrategy[tuple[str, str]] = NO_ROLES,
 ) -> PureLine:
-    """Draws a line. has_tier: its executors share a tier, if their groups of layers are of the same kinds. roles: of two
-    executors."""
+    """Draws a line. has_tier: its executors share a tier, if their groups of layers are of the same kinds. roles: of
+    two executors."""
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     replicas = [draw(executors(block_size, max_draft_tokens, windows, states)) for _ in range(draw(num_replicas))]
     for replica, role in zip(replicas, draw(roles), strict=False):

@@ -5,11 +5,14 @@ from typing import Any
 import pytest
 
 from pagewire.services.scheduler.admission.admission import load_of
+from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.values.executor_loss import Loss
+from pagewire.services.scheduler.values.images import PromptImages
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.v1.common_pb2 import SamplingParams
 from tests.fakes import FakeExecutor, FakeTier, expected_output, fake_prompt_logprobs
 from tests.services.scheduler.pure_line import PureLine
+from tests.services.scheduler.values.test_images import image
 
 PROMPT = list(range(1, 42))  # ten blocks and a token
 
@@ -85,12 +88,52 @@ def test_a_replica_computes_no_step_for_a_request_that_leaves_it() -> None:
     assert line.schedule(0) is None, "its first token is on its way"
 
 
+@pytest.mark.parametrize("max_num_batched_tokens", [16, 2048])
+def test_images_go_with_their_prompt(max_num_batched_tokens: int) -> None:
+    line = line_of("prefill", "decode", max_num_batched_tokens=max_num_batched_tokens)
+    request = add(line, images=PromptImages([image(1, 3, 8)], len(PROMPT)))
+    line.run()
+    assert_right(line, request)
+    assert computed(line) == [41, 6]
+
+
 def test_both_take_all() -> None:
     line = line_of("prefill", "both")
+    line.executors[1].tier = None
+    line.die(index=1)
     requests = [add(line, [number, *PROMPT]) for number in range(8)]
     line.run()
     assert_right(line, *requests)
-    assert all(num > 42 for num in computed(line))
+    num_prompts = computed(line)[0] / 42
+    assert 1 <= num_prompts < 8 and num_prompts.is_integer()
+    # Of the prompts of the other one, it computes the rest behind the last block.
+    assert computed(line)[1] == (8 - num_prompts) * (42 + 5) + num_prompts * (2 + 5)
+
+
+def test_a_replica_that_gets_other_weights_takes_no_prompt_over() -> None:
+    line = line_of("prefill", "decode")
+    line.scheduler.replicas[1].drain()
+    request = add(line)
+    line.run()
+    assert_right(line, request)
+    assert computed(line) == [46, 0]
+
+
+def test_of_many_that_rest_one_is_woken_to_decode() -> None:
+    line = line_of(*["prefill"] * 12, *["decode"] * 12)
+    wakes = Wakes(line.scheduler)
+    for index, replica in enumerate(line.scheduler.replicas):
+        wakes.after_decision(replica, line.schedule(index))
+    request = add(line)
+    (first,) = wakes.after_arrival(request)
+    index = line.scheduler.replicas.index(first)
+    assert index < 12
+    wakes.after_decision(first, line.schedule(index))
+    line.receive(index)
+    first_again, decoder = wakes.after_result(first)
+    assert first_again is first and line.scheduler.replicas.index(decoder) >= 12
+    line.run()
+    assert_right(line, request)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
