@@ -137,7 +137,8 @@ def _request(name: str, schema: Schema) -> str:
         )
         for member, value in members
     ]
-    parts = [_head(name, schema), _table(("parameter", "type", "default", "where", ""), rows)]
+    parts = [_head(name, schema)]
+    parts.append(_table(("parameter", "type", "default", "where", ""), rows) if rows else f"Either {_type(schema)}.")
     if refused := schema.get(REFUSED):
         parts += ["Refused by name:", _table(("parameter", "why"), [(f"`{one}`", why) for one, why in refused.items()])]
     return "\n\n".join(parts)

@@ -23,6 +23,10 @@ from pagewire.gateway.core.errors import OPENAI, Dialect
 from pagewire.gateway.core.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.core.shutdown import SHUTDOWN, GracefulShutdown
 from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.dialects.ollama import routes as ollama_routes
+from pagewire.gateway.dialects.ollama.errors import OLLAMA, PREFIX
+from pagewire.gateway.dialects.tgi import errors as tgi
+from pagewire.gateway.dialects.tgi import routes as tgi_routes
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files
 from pagewire.gateway.generation.lines import LINES, Lines
@@ -35,7 +39,7 @@ from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
 from pagewire.gateway.models import routes as models_routes
-from pagewire.gateway.operation import ollama, probes, unserved
+from pagewire.gateway.operation import probes, unserved
 from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.operation.admin import routes as admin_routes
 from pagewire.gateway.operation.explain import routes as explain_routes
@@ -47,7 +51,6 @@ from pagewire.gateway.page.routes import add_page, needs_no_key
 from pagewire.gateway.responses import routes as responses_routes
 from pagewire.gateway.responses.background import BACKGROUND, Background
 from pagewire.gateway.responses.stored import RESPONSES, Responses
-from pagewire.gateway.sglang import routes as sglang_routes
 from pagewire.gateway.store import Bound, Bounds, Store, open_log
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.telemetry import metrics
@@ -167,8 +170,8 @@ def with_routes(*, for_operators: bool = True, has_docs: bool = True) -> openapi
     app.include_router(explain_routes.router)
     for one in admin_routes.ROUTERS if for_operators else ():
         app.include_router(one)
-    app.include_router(sglang_routes.router)
-    app.include_router(ollama.router)
+    for one in (ollama_routes.router, ollama_routes.admin_router, tgi_routes.router):
+        app.include_router(one)
     app.include_router(unserved.router)
     add_page(app, has_docs=has_docs)
     return app
@@ -192,8 +195,10 @@ def _serve(app: FastAPI, config: GatewayConfig, parts: Parts, *, host: str) -> N
 
 
 def _dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
-    if path.startswith(ollama.PREFIX):
-        return ollama.OLLAMA
+    if path.startswith(PREFIX):
+        return OLLAMA
+    if path == tgi.PATH:
+        return tgi.TGI
     return MESSAGES if is_spoken(path, headers) else OPENAI
 
 

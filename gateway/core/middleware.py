@@ -71,7 +71,7 @@ class RequestMiddleware:
         Args:
             room: for the bodies of all requests in flight.
             body_limits: path -> bytes, for paths with a limit above MAX_BODY_BYTES, which write bodies to files.
-            needs_no_key: whether a path is served without an API key.
+            needs_no_key: whether GET and HEAD of a path are served without an API key.
             dialect_of: (path, headers) -> the API that the client speaks.
             max_timeout: seconds that a request may take.
             tenant_header: the header that names the tenant of a request.
@@ -202,7 +202,8 @@ class RequestMiddleware:
 
     def _is_let_in(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """Returns whether a request needs no key or has a valid one. Lines of a batch were admitted with the batch."""
-        if self._door.is_open or self._needs_no_key(scope["path"]) or IN_PROCESS in scope:
+        is_open = scope["method"] in ("GET", "HEAD") and self._needs_no_key(scope["path"])
+        if self._door.is_open or is_open or IN_PROCESS in scope:
             return True
         caller.set(self._door.find([bearer(headers.get(b"authorization", b"")), headers.get(b"x-api-key", b"")]))
         return caller.get() is not None

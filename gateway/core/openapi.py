@@ -61,9 +61,7 @@ def response(body: type[Body], description: str = "The answer.") -> dict[str, An
 
 def responses_by_client(answers: Sequence[type[Body]], errors: Sequence[type[Body]]) -> Responses:
     """Describes a route that answers the clients of several APIs, each in its own shapes."""
-    return {200: {"description": "The answer.", "content": content_of(answers)}} | {
-        status: {"description": meaning, "content": content_of(errors)} for status, meaning in _ERRORS.items()
-    }
+    return {200: {"description": "The answer.", "content": content_of(answers)}} | error_responses(*errors)
 
 
 def generation_responses(whole: type[Body], chunk: type[Body]) -> Responses:
@@ -80,12 +78,23 @@ def event_responses(whole: type[Body], events: Sequence[type[Body]]) -> Response
     return {200: answer}
 
 
-def native_responses(output: type[Body]) -> Responses:
-    """Describes a route that answers with one `output` or a list of them, or streams events with one each."""
-    one = {"$ref": _REF.format(name=output.__name__)}
-    answer = response(output, "An output, or a list of them; with `stream: true` as events, then `[DONE]`.")
-    answer["content"]["application/json"]["schema"] = {"anyOf": [one, {"type": "array", "items": one}]}
-    answer["content"] |= events_of((output, ErrorResponse), done=True)
+def native_responses(*outputs: type[Body], events: Sequence[type[Body]], done: bool) -> Responses:
+    """Describes a route that answers with one output or a list of them, or streams events.
+
+    done: as for events_of().
+    """
+    answer = response(outputs[0], "An output, or a list of them; with `stream: true` as events.")
+    of_one = [{"$ref": _REF.format(name=output.__name__)} for output in outputs]
+    lists = [{"type": "array", "items": one} for one in of_one]
+    answer["content"]["application/json"]["schema"] = {"anyOf": [*of_one, *lists]}
+    answer["content"] |= events_of(events, done=done)
+    return {200: answer}
+
+
+def line_responses(line: type[Body], error: type[Body], media_type: str) -> Responses:
+    """Describes a route that answers with `line`, or streams several, each a line of JSON; the last may be `error`."""
+    answer = response(line, "The answer; unless `stream` is false as lines, one object each.")
+    answer["content"] |= content_of((line, error), media_type)
     return {200: answer}
 
 
@@ -102,9 +111,11 @@ _ERRORS: dict[int | str, str] = {
 }
 
 
-def error_responses(body: type[Body]) -> Responses:
-    """Describes the errors of an API that reports them as `body`."""
-    return {status: response(body, meaning) for status, meaning in _ERRORS.items()}
+def error_responses(*bodies: type[Body]) -> Responses:
+    """Describes the errors of a route that reports them as one of the bodies."""
+    if len(bodies) == 1:
+        return {status: response(bodies[0], meaning) for status, meaning in _ERRORS.items()}
+    return {status: {"description": meaning, "content": content_of(bodies)} for status, meaning in _ERRORS.items()}
 
 
 ERROR_RESPONSES = error_responses(ErrorResponse)

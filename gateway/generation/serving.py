@@ -54,6 +54,8 @@ class _Interrupted(Exception):
 class GenerationResponse(Response):
     """Runs one generation request of any API when it is sent."""
 
+    stream_headers = EVENT_STREAM_HEADERS
+
     def __init__(
         self,
         link: Line,
@@ -190,7 +192,7 @@ class GenerationResponse(Response):
                     started = True
                     self._first_chunk = context.elapsed
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(self._first_chunk)
-                    headers = [*EVENT_STREAM_HEADERS, *_weights_header(reply.choices)]
+                    headers = [*self.stream_headers, *_weights_header(reply.choices)]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     send = context.send  # the middleware needs only the head
                 if self._kept is not None:

@@ -1,16 +1,15 @@
 """Answers to /v1/messages."""
 
-import json
 from collections.abc import Sequence
 
 import msgspec
-import pydantic_core
 
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
+from pagewire.gateway.generation.call_arguments import arguments_object
 from pagewire.gateway.generation.tool_calls import whole_calls
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.messages.bodies.answers import (
@@ -128,7 +127,7 @@ class MessagesAnswer:
         if output.text:
             content.append(TextBlock(output.text))
         for call in whole_calls(output.tool_calls):
-            content.append(ToolUseBlock(call.id, call.name, _input(call.arguments)))
+            content.append(ToolUseBlock(call.id, call.name, arguments_object(call.arguments)))
         return self._message(content, self._stop_of(output, usage, has_calls=bool(output.tool_calls)), usage)
 
     def _stop_of(self, output: ChoiceOutput, usage: UsageTotal, *, has_calls: bool) -> StopDelta:
@@ -171,22 +170,3 @@ def _usage(usage: UsageTotal) -> MessageUsage:
         output_tokens=usage.completion_tokens,
         output_tokens_details=ThinkingTokensDetails(thinking_tokens=usage.reasoning_tokens),
     )
-
-
-def _input(arguments: str) -> msgspec.Raw:
-    """Returns the object that the model wrote; if it was cut off, the part that clients can read from a stream.
-
-    Anything else becomes {"INVALID_JSON": text}, which is Anthropic's convention.
-    """
-    if not arguments:
-        return msgspec.Raw(b"{}")  # cut off before the first of them
-    try:
-        if isinstance(pydantic_core.from_json(arguments, allow_inf_nan=False), dict):
-            return msgspec.Raw(arguments.encode())
-    except ValueError:
-        pass
-    try:
-        value = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial=True)
-    except ValueError:
-        value = None
-    return msgspec.Raw(json.dumps(value if isinstance(value, dict) else {"INVALID_JSON": arguments}).encode())

@@ -19,18 +19,10 @@ _SCALE = "the deployment starts and stops executors"
 _WEIGHTS = "weights are replaced from files, all at once; see /v1/admin/weights"
 
 UNSERVED: Mapping[str, str] = {
-    "/api/chat": "of Ollama's API; see /v1/chat/completions",
     "/api/copy": _MODELS,
     "/api/create": _MODELS,
     "/api/delete": _MODELS,
-    "/api/embed": "of Ollama's API; see /v1/embeddings",
-    "/api/embeddings": "of Ollama's API; see /v1/embeddings",
-    "/api/generate": "of Ollama's API; see /v1/completions",
-    "/api/ps": "of Ollama's API; see /v1/models",
-    "/api/pull": _MODELS,
     "/api/push": _MODELS,
-    "/api/show": "of Ollama's API; see /v1/models",
-    "/api/tags": "of Ollama's API; see /v1/models",
     "/clear_hicache_storage_backend": _TIERS,
     "/close_session": "the server has no sessions; the prefix cache finds earlier turns",
     "/cohere/v2/chat": "see /v1/chat/completions",

@@ -1,10 +1,11 @@
 """The files of the page. They are part of the package, and browsers load nothing from other hosts."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.responses import FileResponse, HTMLResponse, Response
+from fastapi import FastAPI, Request
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -31,7 +32,7 @@ _LINK_TO_DOCS, _MENTION_OF_DOCS = '<a href="docs">API</a>', " For the API, see /
 
 def add_page(app: FastAPI, *, has_docs: bool = True) -> None:
     options: Any = {"methods": ["GET", "HEAD"], "include_in_schema": False}
-    app.add_api_route("/", _index if has_docs else _index_without_docs, **options)
+    app.add_api_route("/", _root(_index if has_docs else _index_without_docs), **options)
     if has_docs:
         app.add_api_route("/docs", _docs, **options)
     app.mount(PREFIX.rstrip("/"), _Files(directory=STATIC), name="page")
@@ -39,6 +40,16 @@ def add_page(app: FastAPI, *, has_docs: bool = True) -> None:
 
 def needs_no_key(path: str) -> bool:
     return path in OPEN or path.startswith(PREFIX)
+
+
+def _root(page: Callable[[], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def root(request: Request) -> Response:
+        """Returns the page to browsers, and to other clients what Ollama's expect of a server that runs."""
+        if "text/html" in request.headers.get("accept", ""):
+            return await page()
+        return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
+
+    return root
 
 
 async def _index() -> Response:
@@ -59,7 +70,12 @@ def _html(name: str, policy: str) -> Response:
 
 
 def _headers(policy: str) -> dict[str, str]:
-    return {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", "Cache-Control": _ASK_AGAIN}
+    return {
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": _ASK_AGAIN,
+        "Vary": "Accept",
+    }
 
 
 class _Files(StaticFiles):

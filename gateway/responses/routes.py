@@ -16,6 +16,7 @@ from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.head import head_of
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
+from pagewire.gateway.generation.shortening import count_tokens, shortened
 from pagewire.gateway.responses.answer import ResponseAnswer
 from pagewire.gateway.responses.background import BACKGROUND
 from pagewire.gateway.responses.bodies.answers import (
@@ -31,7 +32,6 @@ from pagewire.gateway.responses.conversation import AnyItem, messages_of
 from pagewire.gateway.responses.events import EVENTS
 from pagewire.gateway.responses.stored import PREFIX, RESPONSES, Stored, new_id, stored_input, stored_response
 from pagewire.gateway.responses.translate import generate_request, names_of, new_response
-from pagewire.gateway.responses.truncation import count_tokens, shortened
 from pagewire.gateway.responses.writer import ResponseWriter
 from pagewire.v1.inference_pb2 import GenerateRequest
 
@@ -92,8 +92,12 @@ async def _read(request: Request, body: CreateResponse) -> tuple[list[AnyItem], 
         return generate_request(body, messages_of(body.instructions, items))
 
     if body.truncation == "auto":
-        return own, await shortened(TOKENIZER.of(request), items, request_of)
+        return own, await shortened(TOKENIZER.of(request), items, request_of, _role_of)
     return own, request_of(items)
+
+
+def _role_of(item: AnyItem) -> str:
+    return item.role if isinstance(item, MessageItem) else ""
 
 
 def _items(body: CreateResponse) -> list[AnyItem]:

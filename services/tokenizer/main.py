@@ -10,19 +10,20 @@ from pagewire.config import TokenizerConfig
 from pagewire.config.values import tokenizer as values
 from pagewire.errors import StartupError
 from pagewire.files.chat_template import read_template
-from pagewire.files.models import default_served_name, find_model, resolve_model
+from pagewire.files.models import default_served_name, find_model, local_model, resolve_model
 from pagewire.process.process import release_unused_memory
 from pagewire.services.tokenizer.generation.choices.choices import generate
 from pagewire.services.tokenizer.generation.read_defaults import read_request_defaults
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
 from pagewire.services.tokenizer.images.images import make_image_reader
 from pagewire.services.tokenizer.parsers.reading import ParsedReading
-from pagewire.services.tokenizer.parsers.registry import OutputParsers
+from pagewire.services.tokenizer.parsers.registry import OutputParsers, parser_names
 from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.record import ACCOUNTS
 from pagewire.services.tokenizer.scheduler_link import SchedulerLink
 from pagewire.services.tokenizer.served_models import ServedModels
+from pagewire.services.tokenizer.service.description import described_model
 from pagewire.services.tokenizer.service.link_servicer import InferenceLinkServicer
 from pagewire.services.tokenizer.service.servicer import InferenceServicer
 from pagewire.services.tokenizer.templates.turns import fit_turns
@@ -142,6 +143,18 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
     return parsers
 
 
+def _described(config: TokenizerConfig, pool: TokenizerPool) -> inference_pb2.Model:
+    codec = pool.codec
+    templates = (codec.chat_template or "", codec.tool_chat_template or "")
+    return described_model(
+        default_served_name(config.model),
+        local_model(config.model, config.download_dir, config.revision) if config.tokenizer else codec.path,
+        codec.tokenizer,
+        parser_names(config.tool_call_parser, config.reasoning_parser, templates),
+        reads_images=bool(pool.images.image_token),
+    )
+
+
 def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: ServiceTls = NO_TLS) -> list[rpc.Server]:
     """Returns the gRPC server for gateways, which has the link, and the one for clients if there is one. Both ask the
     schedulers for metrics and status as well."""
@@ -149,7 +162,7 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
         generator,
         partial(generate, generator),
         Vectors(generator),
-        default_served_name(config.model),
+        _described(config, generator.pool),
         exposes_tokenizer=config.enable_tokenizer_info_endpoint,
         seed=config.seed,
     )

@@ -22,7 +22,13 @@ def test_every_parameter_is_explained(document: dict[str, Any]) -> None:
         contents = methods.get("post", {}).get("requestBody", {}).get("content", {})
         if "application/json" not in contents:
             continue
-        name = contents["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        for parameter, schema in document["components"]["schemas"][name]["properties"].items():
-            explained = schema.get("description") and schema.get(HANDLED_BY)
-            assert explained, f"{path}: declare {parameter} with field() or required() of gateway/schema/field.py"
+        schemas = document["components"]["schemas"]
+        named = schemas[contents["application/json"]["schema"]["$ref"].rpartition("/")[2]]
+        for body in (
+            (schemas[one["$ref"].rpartition("/")[2]] for one in named.get("oneOf", ()))
+            if "oneOf" in named
+            else (named,)
+        ):
+            for parameter, schema in body["properties"].items():
+                explained = schema.get("description") and schema.get(HANDLED_BY)
+                assert explained, f"{path}: declare {parameter} with field() or required() of gateway/schema/field.py"

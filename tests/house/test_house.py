@@ -35,7 +35,7 @@ FEATURES = (
     "gateway.files",
     "gateway.responses",
     "gateway.messages",
-    "gateway.sglang",
+    "gateway.dialects",
     "gateway.vectors",
     "gateway.operation",
     "gateway.page",

@@ -440,7 +440,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "root", "max_model_len", "create_time", "has_chat_template", "kind", "default_sampling_params", "default_sampling_source", "parent")
+    __slots__ = ("id", "root", "max_model_len", "create_time", "has_chat_template", "kind", "default_sampling_params", "default_sampling_source", "parent", "files", "calls_tools", "reasons", "reads_images", "fills_in_middle")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +450,11 @@ class Model(_message.Message):
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    READS_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    FILLS_IN_MIDDLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     root: str
     max_model_len: int
@@ -459,7 +464,36 @@ class Model(_message.Message):
     default_sampling_params: _common_pb2.SamplingParams
     default_sampling_source: str
     parent: str
-    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., default_sampling_source: _Optional[str] = ..., parent: _Optional[str] = ...) -> None: ...
+    files: ModelFiles
+    calls_tools: bool
+    reasons: bool
+    reads_images: bool
+    fills_in_middle: bool
+    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., default_sampling_source: _Optional[str] = ..., parent: _Optional[str] = ..., files: _Optional[_Union[ModelFiles, _Mapping]] = ..., calls_tools: _Optional[bool] = ..., reasons: _Optional[bool] = ..., reads_images: _Optional[bool] = ..., fills_in_middle: _Optional[bool] = ...) -> None: ...
+
+class ModelFiles(_message.Message):
+    __slots__ = ("format", "architecture", "size_bytes", "digest", "num_parameters", "quantization", "modify_time", "trained_len", "hidden_size", "num_layers")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    MODIFY_TIME_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_LEN_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    format: str
+    architecture: str
+    size_bytes: int
+    digest: str
+    num_parameters: int
+    quantization: str
+    modify_time: _timestamp_pb2.Timestamp
+    trained_len: int
+    hidden_size: int
+    num_layers: int
+    def __init__(self, format: _Optional[str] = ..., architecture: _Optional[str] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[str] = ..., num_parameters: _Optional[int] = ..., quantization: _Optional[str] = ..., modify_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., trained_len: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models", "next_page_token")

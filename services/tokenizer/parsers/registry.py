@@ -99,6 +99,16 @@ def detect_reasoning_parser(template: str) -> str:
     return "qwen3" if "<think>" in template or "</think>" in template else "none"
 
 
+def parser_names(tool_call_parser: str, reasoning_parser: str, templates: Sequence[str]) -> tuple[str, str]:
+    """Returns the names of both parsers, where "auto" stands for those that the chat templates show."""
+    template = "\n".join(templates)
+    if tool_call_parser == "auto":
+        tool_call_parser = detect_tool_call_parser(template)
+    if reasoning_parser == "auto":
+        reasoning_parser = detect_reasoning_parser(template)
+    return tool_call_parser, reasoning_parser
+
+
 def _schemas_of_arguments(tool: Tool) -> dict[str, Any]:
     """Returns the schemas by the names of arguments; {} if the tool's schema has none."""
     try:
@@ -127,11 +137,7 @@ class OutputParsers:
 
         decode: tokens to text, special ones included. encode: a mark to tokens.
         """
-        template = "\n".join(templates)
-        if tool_call_parser == "auto":
-            tool_call_parser = detect_tool_call_parser(template)
-        if reasoning_parser == "auto":
-            reasoning_parser = detect_reasoning_parser(template)
+        tool_call_parser, reasoning_parser = parser_names(tool_call_parser, reasoning_parser, templates)
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.call_reader = TOOL_CALL_PARSERS.get(tool_call_parser)  # None: the format of calls is not known
         self._reasoning = REASONING_PARSERS.get(reasoning_parser)

@@ -1,12 +1,10 @@
 """The public text-level API: reads messages, calls what does the work, writes messages."""
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from pagewire.services.tokenizer.errors import invalid
 from pagewire.services.tokenizer.generation.text_generator import TextGenerator
@@ -40,20 +38,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         generator: TextGenerator,
         generate: Generate,
         vectors: VectorCalls,
-        root: str,
+        model: inference_pb2.Model,
         *,
         exposes_tokenizer: bool,
         seed: int | None = None,
     ) -> None:
-        """root: name of the model that was loaded. exposes_tokenizer: GetTokenizerInfo answers. seed: that of
+        """model: what is known of it without the scheduler. exposes_tokenizer: GetTokenizerInfo answers. seed: that of
         the server, for requests without one."""
         self._seed = seed
         self._exposes_tokenizer = exposes_tokenizer
         self._generator = generator
         self._generate = generate
         self._vectors = vectors
-        self._root = root
-        self._create_time = Timestamp(seconds=int(time.time()))
+        self._model = model
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -145,23 +142,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         info, served = self._generator.link.model_info, self._generator.models
         adapters = {adapter.name: adapter for adapter in served.adapters}
         names, next_page_token = _page([*served.names, *adapters], request)
-        return inference_pb2.ListModelsResponse(
-            next_page_token=next_page_token,
-            models=[
-                inference_pb2.Model(
-                    id=name,
-                    root=adapters[name].path if name in adapters else self._root,
-                    parent=served.names[0] if name in adapters else "",
-                    max_model_len=self._generator.max_model_len,
-                    create_time=self._create_time,
-                    has_chat_template=self._generator.pool.codec.chat_template is not None,
-                    kind=info.kind if info is not None else None,
-                    default_sampling_params=self._generator.defaults.params,
-                    default_sampling_source=self._generator.defaults.source,
-                )
-                for name in names
-            ],
-        )
+        answer = inference_pb2.ListModelsResponse(next_page_token=next_page_token)
+        for name in names:
+            model = answer.models.add(id=name)
+            model.MergeFrom(self._model)
+            if name in adapters:
+                model.root, model.parent = adapters[name].path, served.names[0]
+            model.max_model_len = self._generator.max_model_len
+            model.has_chat_template = self._generator.pool.codec.chat_template is not None
+            if info is not None:
+                model.kind = info.kind
+            model.default_sampling_params.CopyFrom(self._generator.defaults.params)
+            model.default_sampling_source = self._generator.defaults.source
+        return answer
 
 
 def _page(names: Sequence[str], request: inference_pb2.ListModelsRequest) -> tuple[Sequence[str], str]:

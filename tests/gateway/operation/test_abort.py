@@ -221,19 +221,3 @@ async def test_routes_that_are_not_served_say_so(gateways, document) -> None:
         assert error["message"].startswith(f"{path} is not supported by Pagewire: ")
     assert (await client.post("/v1/nothing")).status_code == 404
     assert not UNSERVED.keys() & document["paths"].keys()
-
-
-async def test_ollamas_routes_answer_as_its_clients_read(gateways) -> None:
-    client = gateways[0]
-    assert (await client.get("/api/version")).json().keys() == {"version"}
-    for method, path, status in (
-        ("POST", "/api/chat", 501),
-        ("POST", "/api/embed", 501),
-        ("DELETE", "/api/delete", 501),
-        ("POST", "/api/blobs/sha256:1", 404),
-        ("GET", "/api/nothing", 404),
-        ("POST", "/api/version", 405),
-    ):
-        answer = await client.request(method, path, json={"model": "m", "stream": True})
-        assert answer.status_code == status
-        assert isinstance(answer.json()["error"], str)

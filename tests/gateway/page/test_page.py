@@ -14,6 +14,15 @@ from tests.gateway.fake_tokenizer import FakeTokenizer
 _LOADS = re.compile(r"""(?:\b(?:src|href)=|\bfrom |\bimport )["']([^"']+)["']|url\(["']?([^"')]+)["']?\)""")
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.fixture
+async def client(client: httpx.AsyncClient) -> httpx.AsyncClient:
+    client.headers.update(BROWSER)
+    return client
+
+
 def targets(path: Path) -> list[str]:
     found = [match[1] or match[2] for match in _LOADS.finditer(path.read_text())]
     return [target for target in found if target[0] not in "#$"]
@@ -73,6 +82,14 @@ async def test_the_page_needs_no_key_and_what_it_asks_for_does(fake: FakeTokeniz
             assert (await client.get(path)).status_code == 200
         for path in ("/openapi.json", "/v1/models", "/v1/status/stream", "/pages", "/docs/", "/page"):
             assert (await client.get(path)).status_code == 401
+        assert (await client.post("/", json={"inputs": "computes"})).status_code == 401
+
+
+async def test_clients_of_ollama_find_a_server_that_runs(client: httpx.AsyncClient) -> None:
+    for accept in ("*/*", "application/json"):
+        answer = await client.get("/", headers={"accept": accept})
+        assert (answer.status_code, answer.text) == (200, "Ollama is running")
+        assert (await client.head("/", headers={"accept": accept})).status_code == 200
 
 
 def test_libraries_come_with_license_and_version() -> None:
@@ -89,6 +106,6 @@ async def test_documentation_can_be_off(fake: FakeTokenizer, address: str) -> No
         for path in ("/docs", "/openapi.json"):
             answer = await client.get(path)
             assert answer.status_code == 404 and "see /docs" not in answer.text
-        page = await client.get("/")
+        page = await client.get("/", headers=BROWSER)
         assert page.status_code == 200 and "docs" not in page.text
         assert (await client.get("/v1/chat/completions")).headers["allow"] == "POST"

@@ -3,8 +3,8 @@
 from typing import Any
 
 from pagewire.gateway.core.field_names import GRAMMAR
+from pagewire.gateway.dialects.sglang.bodies import MAX_NEW_TOKENS, NativeGenerateRequest, NativeSamplingParams
 from pagewire.gateway.schema.sglang import OF_SGLANG
-from pagewire.gateway.sglang.bodies import MAX_NEW_TOKENS, NativeGenerateRequest, NativeSamplingParams
 
 # SGLang's names -> those of completions.
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}

@@ -9,16 +9,16 @@ from pagewire.gateway.core.encoding import DONE, event
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
-from pagewire.gateway.generation.answer import finish_reason, stop_reason, version_of
-from pagewire.gateway.generation.logprobs import MIN_LOGPROB
-from pagewire.gateway.generation.usage import UsageTotal
-from pagewire.gateway.sglang.bodies import (
+from pagewire.gateway.dialects.sglang.bodies import (
     NativeFinish,
     NativeGenerateRequest,
     NativeLogprob,
     NativeMeta,
     NativeOutput,
 )
+from pagewire.gateway.generation.answer import finish_reason, stop_reason, version_of
+from pagewire.gateway.generation.logprobs import MIN_LOGPROB
+from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.v1.inference_pb2 import TokenLogprob
 
 

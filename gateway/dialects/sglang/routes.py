@@ -1,24 +1,20 @@
-"""SGLang's native route."""
+"""SGLang's native route, which shares its path with TGI's: see `dialects/tgi/routes.py`."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from pagewire.gateway.completions.bodies import CompletionRequest
 from pagewire.gateway.completions.translate import completion_requests
-from pagewire.gateway.core import openapi
-from pagewire.gateway.core.reading.json_route import JsonRoute, parse
+from pagewire.gateway.core.reading.json_route import parse
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.dialects.sglang.answer import NativeAnswer
+from pagewire.gateway.dialects.sglang.bodies import NativeGenerateRequest
+from pagewire.gateway.dialects.sglang.translate import completion_body, names_of
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
-from pagewire.gateway.sglang.answer import NativeAnswer
-from pagewire.gateway.sglang.bodies import NativeGenerateRequest, NativeOutput
-from pagewire.gateway.sglang.translate import completion_body, names_of
-
-router = APIRouter(route_class=JsonRoute, tags=["generation"])
 
 
-@router.post("/generate", responses=openapi.native_responses(NativeOutput))
 async def generate(request: Request, body: NativeGenerateRequest) -> Response:
     """Continues each prompt in SGLang's own API, with an output or a list of them; with `stream: true` as events."""
     context = request_context(request.scope)

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+async def pulled(tokenizer, body):
+    raise NotImplementedError

@@ -1,0 +1,1 @@
+"""TGI's API, for the clients of Hugging Face's text-generation-inference."""
