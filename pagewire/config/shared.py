@@ -203,6 +203,12 @@ class ModelConfigFlags:
         choices=("gemma",),
     )
     revision: str | None = flag(None, "branch, tag or commit of a hub id (default: its main branch)", group="model")
+    gguf: str | None = flag(
+        None,
+        "of a hub id, the quantization or file in GGUF, for instance Q8_0, as after the id: owner/name:Q8_0 (default: "
+        "safetensors, and without any or for hf.co/owner/name: Q4_K_M, Q4_0 or the first file)",
+        group="model",
+    )
     download_dir: str | None = flag(None, "directory for models from the hub (default: the hub's cache)", group="model")
 
 

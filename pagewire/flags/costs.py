@@ -74,7 +74,7 @@ def phrase(name: str, config: Any, facts: ModelFacts | None) -> str:
 
 
 def _generation_config(config: Any) -> str:
-    path = local_model(config.model, config.download_dir, config.revision)
+    path = local_model(config.model, config.download_dir, config.revision, config.gguf)
     defaults = sampling_defaults(config, path)
     unread = ", unless its files name others" if path is None and config.generation_config == "auto" else ""
     return str(defaults) + (f", from {defaults.source}" if defaults.values else "") + unread

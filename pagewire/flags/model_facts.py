@@ -43,9 +43,11 @@ class ModelFacts:
     most_bits: int = 0  # of any weight of a layer, and of the output projection if it has more than 8
 
 
-def facts_of(model: str, download_dir: str | None = None, revision: str | None = None) -> ModelFacts | None:
+def facts_of(
+    model: str, download_dir: str | None = None, revision: str | None = None, gguf: str | None = None
+) -> ModelFacts | None:
     """Returns None if the model's files are not on this machine, or cannot be read."""
-    path = local_model(model, download_dir, revision)
+    path = local_model(model, download_dir, revision, gguf)
     if path is not None and path.is_dir() and not (path / "config.json").is_file():
         path = next(iter(path.glob("*.gguf")), None)
     if path is None:

@@ -74,7 +74,7 @@ def refusals(
     if isinstance(config, TokenizerConfig):
         checks += [lambda: _check_text(config), lambda: _check_images(config)]
     if isinstance(config, TokenizerConfig | ExecutorConfig):
-        checks.append(lambda: _check_name("--model", config.model, config.revision, config.accept_license))
+        checks.append(lambda: _check_name("--model", config.model, config.revision, config.accept_license, config.gguf))
     if isinstance(config, ExecutorConfig):
         checks += [lambda: _check_executor(config), lambda: _check_drafts(config), lambda: _check_model(config)]
     if isinstance(config, ServeConfig):
@@ -87,9 +87,11 @@ def refusals(
             yield error
 
 
-def _check_name(flag: str, model: str, revision: str | None, accepted_license: str | None) -> None:
+def _check_name(
+    flag: str, model: str, revision: str | None, accepted_license: str | None, gguf: str | None = None
+) -> None:
     try:
-        check_name(model, revision, accepted_license)
+        check_name(model, revision, accepted_license, gguf)
     except StartupError as error:
         raise StartupError(f"{flag}: {error}") from error
 
@@ -218,7 +220,7 @@ def _draft_flag(config: ExecutorConfig) -> str:
 
 
 def _facts(config: ExecutorConfig) -> ModelFacts | None:
-    return facts_of(config.model, config.download_dir, config.revision)
+    return facts_of(config.model, config.download_dir, config.revision, config.gguf)
 
 
 def _check_model(config: ExecutorConfig) -> None:

@@ -79,7 +79,7 @@ def rows(config: Any, settled: Mapping[str, Given], names: Sequence[str]) -> lis
 def _facts(config: Any) -> ModelFacts | None:
     if not hasattr(config, "model"):
         return None
-    return facts_of(config.model, getattr(config, "download_dir", None), getattr(config, "revision", None))
+    return facts_of(config.model, *(getattr(config, name, None) for name in ("download_dir", "revision", "gguf")))
 
 
 def _row(field: dataclasses.Field[Any], config: Any, given: Given | None, facts: ModelFacts | None) -> Row:

@@ -116,7 +116,7 @@ def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     directory: that of the sockets.
     """
     served_name = config.served_model_name or default_served_name(config.model)
-    config = replace(config, served_model_name=served_name, model=str(find_model(config)), revision=None)
+    config = replace(config, served_model_name=served_name, model=str(find_model(config)), revision=None, gguf=None)
     refusals.check(config)  # a model that was just downloaded may refuse flags
     return replace(
         config,

@@ -146,9 +146,12 @@ def make_parsers(config: TokenizerConfig, pool: TokenizerPool) -> OutputParsers:
 def _described(config: TokenizerConfig, pool: TokenizerPool) -> inference_pb2.Model:
     codec = pool.codec
     templates = (codec.chat_template or "", codec.tool_chat_template or "")
+    path: Path | None = codec.path
+    if config.tokenizer:
+        path = local_model(config.model, config.download_dir, config.revision, config.gguf)
     return described_model(
         default_served_name(config.model),
-        local_model(config.model, config.download_dir, config.revision) if config.tokenizer else codec.path,
+        path,
         codec.tokenizer,
         parser_names(config.tool_call_parser, config.reasoning_parser, templates),
         reads_images=bool(pool.images.image_token),

@@ -29,7 +29,18 @@ _FEATURES = [
 _NO_IO = ["services.scheduler.service", "services.scheduler.observed", "grpc", "prometheus_client"]
 _GATEWAY_FEATURES = [
     f"gateway.{name}"
-    for name in ("batches", "chat", "completions", "dialects", "files", "kept", "messages", "models", "operation", "page")
+    for name in (
+        "batches",
+        "chat",
+        "completions",
+        "dialects",
+        "files",
+        "kept",
+        "messages",
+        "models",
+        "operation",
+        "page",
+    )
 ] + ["gateway.responses", "gateway.vectors"]
 # folder -> what nothing in it imports, at module level or later; our own names without `pagewire.`
 FENCES = {

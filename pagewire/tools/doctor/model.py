@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
-from pagewire.files.models import may_be_of_hub, resolve_model
+from pagewire.files import models
+from pagewire.files.models import check_name
 from pagewire.files.wheel_models import WHEEL_MODELS
 from pagewire.flags.model_advice import smaller_weights
 from pagewire.flags.model_facts import facts_of
@@ -29,24 +30,9 @@ _LENGTHS = (1024, 4096, 16384, 65536)
 def local_model(config: ServeConfig) -> Path | None:
     """Returns the model's files if they are on this machine, without a download. Raises ModelNotFoundError for an
     invalid name."""
-    if config.model in WHEEL_MODELS:
-        from pagewire.files.models import cache_directory
-
-        path = cache_directory() / "models" / WHEEL_MODELS[config.model].file_name
-        return path if path.exists() else None
-    if not may_be_of_hub(config.model):
-        return resolve_model(config.model)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(
-            config.model, "config.json", cache_dir=config.download_dir, revision=config.revision
-        )
-    except ValueError:  # not a valid id of the Hub
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    if config.model not in WHEEL_MODELS:
+        check_name(config.model, gguf=config.gguf)
+    return models.local_model(config.model, config.download_dir, config.revision, config.gguf)
 
 
 def check_model(host: Host, config: ServeConfig, model: Path | None) -> Findings:

@@ -12,7 +12,7 @@ from pagewire import flags
 from pagewire.config import ModelConfigFlags
 from pagewire.config.fields import flag
 from pagewire.errors import StartupError
-from pagewire.files.models import cache_directory, resolve_model
+from pagewire.files.models import cache_directory, find_model
 from pagewire.files.wheel_models import WHEEL_MODELS
 from pagewire.progress_line import duration
 from pagewire.stack.running import running_stacks
@@ -65,7 +65,7 @@ def pull(argv: list[str]) -> int:
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    path = resolve_model(config.model, config.revision, config.download_dir, config.accept_license)
+    path = find_model(config)
     print(f"{config.model} is at {path}\nserve it with: pagewire serve {config.model}")
     if config.warm:
         _warm(path)

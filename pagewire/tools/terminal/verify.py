@@ -22,6 +22,7 @@ from pagewire.config.fields import flag
 from pagewire.errors import StartupError
 from pagewire.files import gguf
 from pagewire.files.damaged_file import remedy
+from pagewire.files.hub import hub_name, snapshot
 from pagewire.files.models import cache_directory, is_of_hub
 from pagewire.files.wheel_models import WHEEL_MODELS, WheelModel
 from pagewire.tools.terminal.table import print_table, size_text
@@ -97,18 +98,12 @@ def _locate(config: VerifyConfig) -> Path:
         if path.is_dir() and not any(any(path.glob(files)) for files in _OF_MODELS):
             raise StartupError(f"{config.model} holds no model: it has none of {', '.join(_OF_MODELS)}")
         return path
-    try:
-        from huggingface_hub import constants
-    except ImportError as error:
-        raise StartupError("hub ids need huggingface_hub: pip install 'pagewire[executor]'") from error
-    cache = Path(config.download_dir or constants.HF_HUB_CACHE).expanduser()
-    repository = cache / f"models--{config.model.replace('/', '--')}"
     # Not by snapshot_download(), which reports a snapshot with a missing file as absent.
-    reference = repository / "refs" / (config.revision or "main")
-    commit = reference.read_text().strip() if reference.is_file() else config.revision
-    if not commit or not (repository / "snapshots" / commit).is_dir():
+    name, cache = hub_name(config.model), config.download_dir and Path(config.download_dir)
+    folder = None if name is None else snapshot(name.repository, config.revision, cache or None)
+    if folder is None:
         raise absent
-    return repository / "snapshots" / commit
+    return folder
 
 
 def checked(path: Path, known: Any = None, *, quick: bool = False) -> list[Checked]:

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     def measured(changes: Mapping[str, Any]) -> Figures:
         return measure(serve, changes, requests, settings.concurrency)
 
-    model = facts_of(serve.model, serve.download_dir, serve.revision)
+    model = facts_of(serve.model, serve.download_dir, serve.revision, serve.gguf)
 
     def may_help(seen: Figures) -> list[tree.Candidate]:
         of_goal = tree.candidates(

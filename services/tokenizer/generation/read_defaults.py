@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def read_request_defaults(config: TokenizerConfig, tokenizer_path: Path) -> RequestDefaults:
     """Reads the defaults and logs them. tokenizer_path: where to look if the model is not on this machine, but its
     tokenizer is. Raises StartupError."""
-    path = local_model(config.model, config.download_dir, config.revision) or tokenizer_path
+    path = local_model(config.model, config.download_dir, config.revision, config.gguf) or tokenizer_path
     defaults = sampling_defaults(config, path)
     if defaults.ignored:
         logger.warning("%s: %s have no counterpart here and are ignored", path, ", ".join(defaults.ignored))

@@ -14,6 +14,7 @@ from pagewire.errors import ModelNotFoundError
 from pagewire.files import models, wheel_models
 from pagewire.files.models import default_served_name, find_model, resolve_model
 from pagewire.files.wheel_models import WHEEL_MODELS, License, WheelDirectory, WheelModel, WheelPart
+from tests.pagewire.tools.hub_server import hub
 
 CONTENT = b"GGUF" + bytes(5000)
 MODEL = WheelModel(
@@ -232,20 +233,16 @@ def test_hub_id_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: dict[str, dict[str, Any]] = {}
-
-    def snapshot_download(model: str, **options: Any) -> str:
-        asked[model] = options
-        (tmp_path / "config.json").write_text("{}")
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     flags: dict[str, Any] = {"revision": "v2", "download_dir": str(tmp_path)}
-    assert find_model(ModelConfigFlags(model="owner/name", **flags)) == tmp_path
-    assert asked["owner/name"]["revision"] == "v2" and asked["owner/name"]["cache_dir"] == tmp_path
-    assert "pytorch_model.bin" not in asked["owner/name"]["allow_patterns"]
-    resolve_model("owner/head", pickled=True)
-    assert "pytorch_model.bin" in asked["owner/head"]["allow_patterns"]
+    files = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickled", "a.md": b"words"}
+    with hub("owner/name", files, ("v2",)) as url:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        path = find_model(ModelConfigFlags(model="owner/name", **flags))
+        assert tmp_path in path.parents
+        assert {file.name for file in path.iterdir()} == {"config.json", "model.safetensors"}
+        assert (resolve_model("owner/name", "v2", str(tmp_path), pickled=True) / "pytorch_model.bin").is_file()
     with pytest.raises(ModelNotFoundError, match=r"revision 'v2': only hub ids have revisions, .* leave --revision"):
         find_model(ModelConfigFlags(model=str(tmp_path), **flags))
 

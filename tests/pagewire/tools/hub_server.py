@@ -3,7 +3,7 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -18,9 +18,12 @@ def etag(content: bytes, *, large: bool) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+_LARGE = (".safetensors", ".gguf")
+
+
 @contextmanager
-def hub(repository: str, files: dict[str, bytes]) -> Iterator[str]:
-    """Serves one repository; weights are large files. Yields its URL."""
+def hub(repository: str, files: dict[str, bytes], revisions: Sequence[str] = ("main",)) -> Iterator[str]:
+    """Serves one repository; weights are large files. Yields its URL. Any other repository is private, or absent."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -33,16 +36,27 @@ def hub(repository: str, files: dict[str, bytes]) -> Iterator[str]:
 
         def _answer(self, *, body: bool) -> None:
             path = unquote(urlsplit(self.path).path)
-            if path.startswith(f"/api/models/{repository}/tree/"):
+            asked = path.removeprefix(f"/api/models/{repository}/revision/")
+            if repository not in path:
+                self._refuse(401, "RepoNotFound")
+            elif asked != path and asked not in (*revisions, COMMIT):
+                self._refuse(404, "RevisionNotFound")
+            elif path.startswith(f"/api/models/{repository}/tree/"):
                 self._send(json.dumps([_entry(name, content) for name, content in files.items()]).encode(), {}, body)
             elif path.startswith(f"/api/models/{repository}"):
                 siblings = [{"rfilename": name} for name in files]
                 self._send(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode(), {}, body)
             elif path.startswith(f"/{repository}/resolve/") and (name := path.split("/", 5)[-1]) in files:
-                tag = etag(files[name], large=name.endswith(".safetensors"))
+                tag = etag(files[name], large=name.endswith(_LARGE))
                 self._send(files[name], {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT}, body)
             else:
                 self.send_error(404)
+
+        def _refuse(self, status: int, code: str) -> None:
+            self.send_response(status)
+            for name, value in (("X-Error-Code", code), ("Content-Length", "0")):
+                self.send_header(name, value)
+            self.end_headers()
 
         def _send(self, content: bytes, headers: dict[str, str], body: bool) -> None:
             self.send_response(200)
@@ -66,7 +80,7 @@ def hub(repository: str, files: dict[str, bytes]) -> Iterator[str]:
 
 
 def _entry(name: str, content: bytes) -> dict[str, object]:
-    large = name.endswith(".safetensors")
+    large = name.endswith(_LARGE)
     entry: dict[str, object] = {
         "type": "file",
         "path": name,
