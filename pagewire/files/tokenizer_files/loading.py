@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from pagewire.files.damaged_file import remedy
 from pagewire.files.gguf import read_metadata
 from pagewire.files.json_file import read_json_object
+from pagewire.files.model_files import gguf_splits
 from pagewire.files.tokenizer_files.conversion import convert
 from pagewire.files.tokenizer_files.fill_in_middle import find_fill_in_middle
 from pagewire.files.tokenizer_files.gguf_pre_tokenizers import UnknownPreTokenizerError
@@ -36,7 +37,7 @@ def load_tokenizer(path: str | Path) -> LoadedTokenizer:
     """
     path = Path(path)
     gguf_files = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "tokenizer.json").exists() else []
-    if len(gguf_files) == 1:
+    if gguf_files and gguf_files == gguf_splits(gguf_files[0]):
         path = gguf_files[0]
     if path.is_dir():
         backend, config = _read_directory(path)

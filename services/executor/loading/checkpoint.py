@@ -11,6 +11,7 @@ import torch
 
 from pagewire.config.model_refusals import FORMAT_FILES
 from pagewire.config.values import executor as values
+from pagewire.files.model_files import gguf_splits
 from pagewire.files.tokenizer_files.end_tokens import directory_eos_token_id
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError, token_ids
 from pagewire.services.executor.layers.weight_format import Quantization
@@ -116,7 +117,7 @@ def open_checkpoint(path: Path, load_format: str, overrides: Mapping[str, Any] |
 
 def _only_gguf_file(directory: Path) -> Path:
     files = sorted(directory.glob("*.gguf"))
-    if len(files) != 1:
+    if not files or files != gguf_splits(files[0]):
         raise ModelLoadError(
             f"{directory}: neither config.json nor a single .gguf file is there (found {len(files)} .gguf files); "
             "name the file itself"

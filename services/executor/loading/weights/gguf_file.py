@@ -16,8 +16,11 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pagewire.files.damaged_file import remedy
 from pagewire.files.gguf import TOKENS, TensorEntry, read_header
+from pagewire.files.model_files import gguf_splits
 from pagewire.services.executor.config.model_config import ModelLoadError
 
+# How many tensors all parts of a model have.
+_SPLIT_TENSORS = "split.tensors.count"
 _TYPES = {type_.value: type_ for type_ in GGML_QUANT_SIZES}
 
 
@@ -32,28 +35,26 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A mapped GGUF file. `metadata` has every key except arrays of strings, of which it has the tokens.
+    """A mapped GGUF file, or several that are the parts of one model. `metadata` is that of the first, with every key
+    except arrays of strings, of which it has the tokens.
 
-    Raises ModelLoadError naming the file when it is truncated or not GGUF.
+    Raises ModelLoadError naming the file when one is missing, truncated or not GGUF.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file:
-                # Copy-on-write, because torch warns of memory that it could not write to.
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            header = read_header(self._data, skip_string_arrays=True, kept=(TOKENS,))
-            self.metadata = header.metadata
-            self.tensors = {entry.name: self._tensor(entry, header.data_offset) for entry in header.tensors}
-            _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in self.tensors.items()})
-        except OSError as error:  # of a file that may be whole
+        self.path, *others = gguf_splits(path)
+        self.metadata, self.tensors = _mapped(self.path)
+        for part in others:
+            _, tensors = _mapped(part)
+            if twice := tensors.keys() & self.tensors.keys():
+                raise ModelLoadError(f"{part}: tensor {min(twice)} is in another part of the model; {remedy(part)}")
+            self.tensors |= tensors
+        expected = self.integer(_SPLIT_TENSORS, len(self.tensors))
+        if others and expected != len(self.tensors):
             raise ModelLoadError(
-                f"{path}: cannot be read ({error.strerror or error}): see to its permissions, the disk, free memory and"
-                " `ulimit -v`"
-            ) from error
-        except (OverflowError, ValueError) as error:
-            raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); {remedy(path)}") from error
+                f"{self.path}: the {1 + len(others)} parts have {len(self.tensors)} tensors, the model has {expected}; "
+                f"{remedy(self.path)}"
+            )
 
     @cached_property
     def stated(self) -> Mapping[str, Any]:
@@ -103,25 +104,45 @@ class GgufFile:
             "the file is damaged, or its converter did not know the key: download or convert it again"
         )
 
-    def _tensor(self, entry: TensorEntry, data_offset: int) -> GgufTensor:
-        """Raises ValueError for an invalid entry or one that is not within the file."""
-        name, shape = entry.name, entry.shape
-        if entry.type not in _TYPES:
-            raise ValueError(f"tensor {name} has the unknown type {entry.type}")
-        type_ = _TYPES[entry.type]
-        block, block_bytes = GGML_QUANT_SIZES[type_]
-        if not all(shape):
-            raise ValueError(f"tensor {name} is empty: its shape is {list(shape)}")
-        if shape[-1] % block:
-            raise ValueError(f"tensor {name}: row of {shape[-1]} is not a multiple of {type_.name}'s block of {block}")
-        row_bytes = shape[-1] // block * block_bytes
-        num_rows = math.prod(shape[:-1])
-        start = data_offset + entry.offset
-        end = start + num_rows * row_bytes
-        if end > len(self._data):
-            raise ValueError(f"tensor {name} ends at byte {end}, the file at {len(self._data)}")
-        data = np.frombuffer(self._data, np.uint8, num_rows * row_bytes, start).reshape(num_rows, row_bytes)
-        return GgufTensor(name, shape, type_, data)
+
+def _mapped(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    """Returns the metadata and the tensors of one file. Raises ModelLoadError."""
+    try:
+        with path.open("rb") as file:
+            # Copy-on-write, because torch warns of memory that it could not write to.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        header = read_header(data, skip_string_arrays=True, kept=(TOKENS,))
+        tensors = {entry.name: _tensor(data, entry, header.data_offset) for entry in header.tensors}
+        _check_apart(header.tensors, {name: tensor.data.nbytes for name, tensor in tensors.items()})
+    except OSError as error:  # of a file that may be whole
+        raise ModelLoadError(
+            f"{path}: cannot be read ({error.strerror or error}): see to its permissions, the disk, free memory and"
+            " `ulimit -v`"
+        ) from error
+    except (OverflowError, ValueError) as error:
+        raise ModelLoadError(f"{path}: truncated or not a GGUF file ({error}); {remedy(path)}") from error
+    return header.metadata, tensors
+
+
+def _tensor(data: mmap.mmap, entry: TensorEntry, data_offset: int) -> GgufTensor:
+    """Raises ValueError for an invalid entry or one that is not within the file."""
+    name, shape = entry.name, entry.shape
+    if entry.type not in _TYPES:
+        raise ValueError(f"tensor {name} has the unknown type {entry.type}")
+    type_ = _TYPES[entry.type]
+    block, block_bytes = GGML_QUANT_SIZES[type_]
+    if not all(shape):
+        raise ValueError(f"tensor {name} is empty: its shape is {list(shape)}")
+    if shape[-1] % block:
+        raise ValueError(f"tensor {name}: row of {shape[-1]} is not a multiple of {type_.name}'s block of {block}")
+    row_bytes = shape[-1] // block * block_bytes
+    num_rows = math.prod(shape[:-1])
+    start = data_offset + entry.offset
+    end = start + num_rows * row_bytes
+    if end > len(data):
+        raise ValueError(f"tensor {name} ends at byte {end}, the file at {len(data)}")
+    rows = np.frombuffer(data, np.uint8, num_rows * row_bytes, start).reshape(num_rows, row_bytes)
+    return GgufTensor(name, shape, type_, rows)
 
 
 def _check_apart(tensors: Sequence[TensorEntry], num_bytes: Mapping[str, int]) -> None:

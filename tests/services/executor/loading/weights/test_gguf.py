@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from pagewire.files.model_files import describe_files
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.loading.loader import load_model
 from pagewire.services.executor.loading.weights import gguf as gguf_weights
@@ -95,13 +96,14 @@ def write_gguf(
     extra: Mapping[str, float | int | str] | None = None,
     tensors: Mapping[str, np.ndarray | None] | None = None,
     types: Mapping[str, Type] | None = None,
+    split: int = 0,
 ) -> Path:
     """Writes the model in fp32; `tensors` replaces, adds or (None) removes tensors by their GGUF name.
 
-    types: of those in `tensors` that are given as blocks.
+    types: of those in `tensors` that are given as blocks. split: the most tensors of a file; 0: all.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -194,6 +196,29 @@ def test_round_trip(tmp_path: Path, case: str) -> None:
 
 
 EOM = "tokenizer.ggml.eom_token_id"
+
+
+def test_parts_are_one_model(tmp_path: Path) -> None:
+    model = tiny_model("Llama")
+    write_gguf(tmp_path / "m.gguf", model, arch="llama", split=8)
+    first, *others = parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(others) > 1
+    whole = GgufFile(write_gguf(tmp_path / "whole.gguf", model, arch="llama"))
+    for path in (*parts, tmp_path):
+        if path == tmp_path:
+            (tmp_path / "whole.gguf").unlink()
+        assert_same_logits(load(path), model)
+    assert GgufFile(first).tensors.keys() == whole.tensors.keys()
+    files = describe_files(first)
+    assert files.size == sum(part.stat().st_size for part in parts) and files.num_parameters == sum(
+        math.prod(tensor.shape) for tensor in whole.tensors.values()
+    )
+    others[0].rename(tmp_path / "elsewhere")
+    with pytest.raises(ModelLoadError, match=others[0].name):
+        GgufFile(first)
+    (tmp_path / others[0].name).write_bytes(others[1].read_bytes())
+    with pytest.raises(ModelLoadError, match="is in another part of the model"):
+        GgufFile(first)
 
 
 def test_end_tokens_that_the_file_does_not_name(tmp_path: Path) -> None:
