@@ -12,7 +12,7 @@ from pagewire.files.model_files import gguf_splits
 
 _FILES = ("*.safetensors", "*.json", "*.model", "*.tiktoken", "*.jinja", "*.txt")
 _HOST = r"(?:(?:https://)?(?P<host>hf\.co|huggingface\.co)/)?"
-_NAME = re.compile(_HOST + r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<gguf>[\w.-]+(?:/[\w.-]+)*))?")
+_NAME = re.compile(_HOST + r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?::(?P<gguf>[\w.-]+(?:/[\w.-]+)*))?")
 _LATEST = "latest"
 # What llama.cpp takes of several quantizations; otherwise the first file.
 _DEFAULTS = ("Q4_K_M", "Q4_0")

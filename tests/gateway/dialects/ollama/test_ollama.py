@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +17,9 @@ from pagewire.gateway.dialects.ollama.requests import OllamaTurn
 from pagewire.gateway.dialects.ollama.translate import messages_of
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import Model, running_gateway, wait_ready
+from tests.gateway.core.test_keys import new
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
+from tests.pagewire.tools.hub_server import hub
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 USER = {"role": "user", "content": "hi"}
@@ -370,3 +373,51 @@ def test_short_forms(text: str, seconds: float) -> None:
 def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         idle_seconds(text)
+
+
+# -- downloads ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_of_the_hub_is_pulled(
+    client: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"it-Q8_0.gguf": bytes(200_000), "it-Q4_0.gguf": b"GGUF"}
+    with hub("me/it", files) as url:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        answer = await client.post("/api/pull", json={"model": "hf.co/me/it:Q8_0"})
+        first, *pulling, verifying, writing, last = lines(answer)
+        assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
+        assert (verifying["status"], writing["status"]) == ("verifying sha256 digest", "writing manifest")
+        assert (pulling[-1]["completed"], pulling[-1]["total"]) == (200_000, 200_000)
+        assert pulling[-1]["digest"].startswith("sha256:")
+        again = await client.post("/api/pull", json={"name": "hf.co/me/it:q8_0", "stream": False})
+        assert (again.status_code, again.json()) == (200, {"status": "success"})
+        missing = await client.post("/api/pull", json={"model": "hf.co/me/it:Q9"})
+        assert lines(missing)[-1] == {"error": "pull model manifest: me/it has no GGUF file 'Q9'; it has Q4_0, Q8_0"}
+        whole = await client.post("/api/pull", json={"model": "me/private", "stream": False})
+        assert whole.status_code == 500 and "hf auth login" in whole.json()["error"]
+    assert [path.name for path in (tmp_path / "hub").glob("models--*/snapshots/*/*")] == ["it-Q8_0.gguf"]
+
+
+async def test_a_served_model_is_there(client: httpx.AsyncClient) -> None:
+    for name in ("fake", "fake:latest"):
+        answer = await client.post("/api/pull", json={"model": name})
+        assert [one["status"] for one in lines(answer)][::3] == ["pulling manifest", "success"]
+
+
+@pytest.mark.parametrize("name", ["llama3.2", "/etc/passwd", "../x", "library/llama3:8b:1"])
+async def test_only_known_names_are_pulled(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.post("/api/pull", json={"model": name})
+    assert answer.status_code == 404 and "is neither hf.co/ORG/REPO:QUANT nor one of" in answer.json()["error"]
+
+
+async def test_a_pull_needs_the_key_of_an_operator(fake: FakeTokenizer, address: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    key = new(keys, "client")
+    async with running_gateway(address, api_key="admin", api_key_file=str(keys)) as client:
+        for headers, status in ((key, 403), ({"authorization": "Bearer admin"}, 200)):
+            answer = await client.post("/api/pull", json={"model": "fake"}, headers=headers)
+            assert answer.status_code == status
