@@ -25,10 +25,18 @@ PYTHON = {
     "instructor": ("others.py", ["instructor"]),
     "pydantic-ai": ("others.py", ["pydantic-ai-slim[openai]"]),
     "anthropic": ("others.py", ["anthropic"]),
+    "ollama": ("local.py", ["ollama"]),
+    "ollama-langchain": ("local.py", ["langchain-ollama"]),
+    "ollama-llamaindex": ("local.py", [f"llama-index-{name}-ollama" for name in ("llms", "embeddings")]),
+    "ollama-litellm": ("local.py", ["litellm"]),
+    "tgi": ("local.py", ["huggingface_hub", "pydantic"]),
     "agents": ("agents.py", ["openai-agents"]),
     "schemathesis": ("fuzz.py", ["schemathesis"]),
 }
-NODE = {"ai": ("ai_sdk.mjs", ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"])}
+NODE = {
+    "ai": ("ai_sdk.mjs", ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"]),
+    "ollama-js": ("ollama.mjs", ["ollama"]),
+}
 START_TIMEOUT_S = 120
 
 
