@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
@@ -62,6 +65,11 @@ class CudaCopies:
         self._device = caches[0].device
         self._blocks = [rows_of(cache) for cache in caches]
         self._stream = torch.cuda.Stream(self._device)
+
+    def pin(self, memory: np.ndarray) -> None:
+        """Keeps memory of the host in its place, so that copies of it run beside everything else."""
+        if error := int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)):
+            logger.warning("copies of KV blocks wait for each other: CUDA cannot pin host memory (error %d)", error)
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event()

@@ -25,6 +25,7 @@ from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks, Slot
 
 _WAIT_FOR_ROOM_S = 0.05
+_LAST_COPIES_S = 5.0
 
 
 class _State(enum.Enum):
@@ -57,7 +58,7 @@ class Saves:
         self._is_closed = False
         self._unfinished: Counter[Key] = Counter()  # saves whose block is not in the tiers yet
         self._thread = threading.Thread(target=self._run, name="kv-saves", daemon=True)
-        self._thread.start()
+        self._has_begun = False
 
     # -- on the device thread ----------------------------------------------------------------------------------------
 
@@ -68,6 +69,9 @@ class Saves:
 
     def add(self, kv_format: str, blocks: Iterable[tuple[Key, int]]) -> None:
         """Saves blocks that are complete once the steps launched so far are done. blocks: (key, block id)s."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._thread.start()
         after = self._copies.now()
         with self._changed:
             for key, block in blocks:
@@ -159,7 +163,8 @@ class Saves:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(5.0)
+        if self._has_begun:
+            self._thread.join(_LAST_COPIES_S)
 
     # -- on the thread that copies -----------------------------------------------------------------------------------
 

@@ -60,7 +60,10 @@ def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
     host_bytes = _host_bytes(config, sum(cache.nbytes for cache in caches))
     num_slots = slots_of(host_bytes or _STAGING_BYTES, groups, _LEAST_STAGED)
     block_bytes = [group.block_bytes for group in groups]
-    host = HostBlocks(Memory(num_slots, block_bytes), is_tier=host_bytes > 0)
+    slots = Memory(num_slots, block_bytes)
+    if isinstance(copies, CudaCopies) and (host_bytes or config.kv_offloading_dir or role_of(config) != "both"):
+        copies.pin(slots.bytes)
+    host = HostBlocks(slots, is_tier=host_bytes > 0)
     disk = None
     if config.kv_offloading_dir is not None:
         directory = Directory(config.kv_offloading_dir, int(config.kv_offloading_dir_size * _GIB), block_bytes)

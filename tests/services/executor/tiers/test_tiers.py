@@ -12,11 +12,14 @@ import grpc
 import pytest
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.tiers import disk as disk_module
 from pagewire.services.executor.tiers import loads as loads_module
 from pagewire.v1 import executor_pb2
-from tests.services.executor.helpers.stepping import alone, prompt
+from tests.services.executor.helpers.stepping import VOCAB_SIZE, alone, prompt
+from tests.services.executor.models.tiny import load, save_tiny
+from tests.services.executor.service.test_replacement import save_other
 from tests.services.executor.tiers.tiered_service import Service, Stream, blocks, counted, hashes_of, serving
 
 PROMPT = prompt(29)
@@ -288,6 +291,33 @@ async def test_a_load_ends_with_its_stream(
         assert await stream.generate(PROMPT, [5, 6, 7, 1, 17], 10) == tokens
         assert not service.tiers.loads.running
         await check_loading(await service.opened(), tokens, HOST)
+
+
+async def test_other_weights_have_other_blocks(sockets: list[str], tmp_path: Path) -> None:
+    save_tiny(tmp_path / "a", "Llama", vocab_size=VOCAB_SIZE, max_position_embeddings=96)
+    other = executor_pb2.Weights(model=str(save_other(tmp_path / "a", tmp_path / "b")), number=1)
+    config = ExecutorConfig(model=str(tmp_path / "a"), dtype="float32", kv_offloading_dir=str(tmp_path / "kv"))
+    model = load(tmp_path / "a")
+    tokens = alone(model, PROMPT, 10)
+    digest = content_digest(tmp_path / "a")
+    async with serving(sockets[0], config, model, digest) as service:
+        formats = [(await service.describe()).kv_format]
+        await saved(service, tokens)
+        first = executor_pb2.Weights(model=str(tmp_path / "a"), number=2)
+        for wanted in (other, first):
+            stream = await service.opened()
+            loaded = await service.stub.LoadWeights(executor_pb2.LoadWeightsRequest(weights=wanted))
+            await service.stub.InstallWeights(executor_pb2.InstallWeightsRequest(weights=loaded.weights))
+            with pytest.raises(EOFError):
+                await stream.result()
+            stream = await service.opened()
+            formats.append((await service.describe()).kv_format)
+            if wanted is other:
+                assert list((await stream.load([blocks([5, 6, 7], HASHES)])).missing) == [0, 1, 2]
+                assert await stream.generate(PROMPT, [5, 6, 7, 1, 17], 10) != tokens
+            else:
+                await check_loading(stream, tokens)
+    assert formats[0] == formats[2] != formats[1]
 
 
 @pytest.mark.parametrize(

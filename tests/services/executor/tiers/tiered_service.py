@@ -52,10 +52,10 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(address: str, config: ExecutorConfig, model: Model) -> AsyncIterator[Service]:
-    """Serves `model`, whose files the config names."""
+async def serving(address: str, config: ExecutorConfig, model: Model, digest: str = "w1") -> AsyncIterator[Service]:
+    """Serves `model`, whose files the config names. digest: of its weights."""
     worker = Worker(
-        lambda: (with_tiers(config, assemble(model, LIMITS, NUM_BLOCKS, CPU)), replace(INFO, weights_digest="w1")),
+        lambda: (with_tiers(config, assemble(model, LIMITS, NUM_BLOCKS, CPU)), replace(INFO, weights_digest=digest)),
         on_cuda=False,
     )
     server = rpc.Server([address], shutdown_timeout=1.0)
@@ -112,9 +112,10 @@ class Stream:
 
     async def result(self) -> executor_pb2.StepResult:
         """Returns the next result of a step."""
-        while (result := await asyncio.wait_for(self.call.read(), 20)).step_id < 0:
-            pass
-        return result
+        while (result := await asyncio.wait_for(self.call.read(), 20)) is not grpc.aio.EOF:
+            if result.step_id >= 0:
+                return result
+        raise EOFError
 
     async def generate(
         self,
