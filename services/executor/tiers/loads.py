@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOAD_S = 10.0  # longest time of a load
 _SAVING_S = 1.0  # longest wait for blocks that are being saved
-_DISK_THREADS = 4
+_QUICK_THREADS, _DISK_THREADS = 2, 4
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,15 @@ class Loads:
         self.fetch: Fetch | None = None  # begins to read blocks of other executors
         self._changed = threading.Condition()
         self._running: set[Load] = set()
-        self._quick = ThreadPoolExecutor(2, "kv-loads")
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, "kv-loads")
         self._slow = ThreadPoolExecutor(_DISK_THREADS, "kv-reads")
+
+    def start(self) -> None:
+        """Starts the threads. Call it on another one than the device's, whose processor they would share."""
+        for pool, size in ((self._quick, _QUICK_THREADS), (self._slow, _DISK_THREADS)):
+            all_run = threading.Barrier(size)
+            for _ in range(size):
+                pool.submit(all_run.wait)
 
     # -- on the device thread ----------------------------------------------------------------------------------------
 

@@ -58,7 +58,10 @@ class Saves:
         self._is_closed = False
         self._unfinished: Counter[Key] = Counter()  # saves whose block is not in the tiers yet
         self._thread = threading.Thread(target=self._run, name="kv-saves", daemon=True)
-        self._has_begun = False
+
+    def start(self) -> None:
+        """Starts the thread. Call it on another one than the device's, whose processor it would share."""
+        self._thread.start()
 
     # -- on the device thread ----------------------------------------------------------------------------------------
 
@@ -69,9 +72,6 @@ class Saves:
 
     def add(self, kv_format: str, blocks: Iterable[tuple[Key, int]]) -> None:
         """Saves blocks that are complete once the steps launched so far are done. blocks: (key, block id)s."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._thread.start()
         after = self._copies.now()
         with self._changed:
             for key, block in blocks:
@@ -163,7 +163,7 @@ class Saves:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self._has_begun:
+        if self._thread.is_alive():
             self._thread.join(_LAST_COPIES_S)
 
     # -- on the thread that copies -----------------------------------------------------------------------------------

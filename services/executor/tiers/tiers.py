@@ -29,6 +29,7 @@ class Tiers:
         self.host, self.disk, self.block_bytes = host, disk, tuple(block_bytes)
         self.saves = Saves(copies, host, disk)
         self.loads = Loads(copies, host, disk, self.saves)
+        self._has_threads = False
         self.format = ""  # "" = of weights that are not known yet: nothing is saved or found
         self.host_rate = Rate()
 
@@ -49,9 +50,13 @@ class Tiers:
         return found if self.disk is None else found | {"disk": self.disk.directory.contents}
 
     def open(self, kv_format: str) -> None:
-        """Makes this the format of all blocks."""
+        """Makes this the format of all blocks. Not called on the device thread."""
         if kv_format == self.format:
             return
+        if not self._has_threads:
+            self._has_threads = True
+            self.saves.start()
+            self.loads.start()
         self.format = kv_format
         self.host.open(kv_format)
         if self.disk is not None:

@@ -111,6 +111,7 @@ def test_what_is_saved_is_what_the_step_wrote_although_the_next_one_is_launched(
     host = HostBlocks(Memory([4], [BYTES]), is_tier=True)
     host.open("f")
     saves = Saves(copies.CudaCopies([device]), host, None)
+    saves.start()
     key: Key = 0, b"k" * 32
     write(device, 3, 1)
     saves.add("f", [(key, 3)])
