@@ -41,12 +41,13 @@ def of_small_cache(num_bytes: int, bytes_per_token: int, max_model_len: int) -> 
     )
 
 
-def of_tiers(size: float, directory: str | None, num_ranks: int) -> str | None:
+def of_tiers(size: float, directory: str | None, role: str, num_ranks: int) -> str | None:
     """Returns why copies of KV blocks outside of the cache are refused; None if they are not."""
     given = [f"--kv-offloading-size {size:g}"] * (size > 0) + [f"--kv-offloading-dir {directory}"] * bool(directory)
+    given += [f"--role {role}"] * (role != "both")
     if not given or num_ranks == 1:
         return None
-    return f"{given[0]}: an executor of {num_ranks} processes keeps no copies of KV blocks; leave it out"
+    return f"{given[0]}: an executor of {num_ranks} processes neither keeps nor sends copies of KV blocks; leave it out"
 
 
 def _mib(num_bytes: int) -> str:

@@ -47,9 +47,11 @@ _FOR_OTHERS_BYTES = _GIB
 
 
 def start_tiered(config: ExecutorConfig, model_path: str, progress: Progress) -> tuple[Runner, ExecutorInfo]:
-    """Starts a runner as `start_runner` does, with tiers."""
+    """Starts a runner as `start_runner` does, with tiers if its model generates."""
     runner, info = start_runner(config, model_path, progress)
-    return with_tiers(config, runner), info
+    if runner.pooling.generates and runner.kv_caches:
+        return with_tiers(config, runner), info
+    return runner, info
 
 
 def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
@@ -99,6 +101,9 @@ def served_tiers(
 ) -> TierCalls:
     """Returns the calls about the tiers of a runner, which may have none. channel: makes one to another executor."""
     if not isinstance(runner, TieredRunner):
+        if config.kv_offloading_size or config.kv_offloading_dir or config.swap_space:
+            reason = "it has several processes" if config.num_ranks > 1 else "its model generates nothing"
+            logger.warning("this executor keeps no copies of KV blocks: %s", reason)
         return NoTiers()
     return ServedTiers(runner, model_digest(config, runner), channel)
 
