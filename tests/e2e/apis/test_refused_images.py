@@ -11,8 +11,8 @@ from pagewire.services.executor.start.assembly import assemble
 from pagewire.v1 import common_pb2, scheduler_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
 from tests.e2e.stack.test_scheduler_and_executor import scheduler
+from tests.services.executor.batch.images.test_refused_images import as_message, changed, tensor
 from tests.services.executor.helpers.stepping import CPU, LIMITS
-from tests.services.executor.images.test_refused_images import as_message, changed, tensor
 from tests.services.executor.models.tiny import load
 from tests.services.executor.models.tiny_vision import ImagePrompt, qwen2_5_vl_config, save_tiny_vision, tensors
 from tests.services.executor.service.test_servicer import INFO, serving

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.batch.images import image_inputs
 from pagewire.services.executor.config.model_config import ModelLoadError
-from pagewire.services.executor.images import image_inputs
 from pagewire.services.executor.loading import served_model
 from pagewire.services.executor.models.vision.vision_language import VisionLanguageModel
 from pagewire.services.executor.start.assembly import assemble

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.images import image_inputs
+from pagewire.services.executor.batch.images import image_inputs
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service import convert
 from pagewire.services.executor.start.assembly import assemble
