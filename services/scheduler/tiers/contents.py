@@ -3,6 +3,7 @@
 Nothing depends on it for correctness: a block that is not there any more costs a load that finds nothing.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 
 from pagewire.services.scheduler.memory.block_index import BlockListener
@@ -11,6 +12,7 @@ from pagewire.v1.executor_pb2 import BlockHashes, TierChanges
 HASH_BYTES = 32
 # Executors leave out saves that they have no room for, and do not report these.
 _MAX_EXPECTED = 100_000
+_DOUBT_S = 30.0
 
 
 def hashes_of(message: BlockHashes) -> Iterator[bytes]:
@@ -29,6 +31,8 @@ class TierContents:
         self._held: dict[int, list[set[bytes]]] = {kind: [set() for _ in range(num_groups)] for kind in kinds}
         # Blocks that steps named to be saved, and that no tier is known to hold yet, the oldest first.
         self._expected: dict[tuple[int, bytes], None] = {}
+        # Blocks that a load has just not found, and when they may be asked for again, in this order.
+        self._doubted: dict[tuple[int, bytes], float] = {}
         self._index = index
         self.indexed_group = indexed_group
 
@@ -38,6 +42,8 @@ class TierContents:
 
     def has(self, group: int, block_hash: bytes) -> bool:
         """Returns whether a tier holds a block."""
+        if self._doubted and (group, block_hash) in self._doubted:
+            return False
         return any(block_hash in held[group] for held in self._held.values())
 
     def is_in_first(self, group: int, block_hash: bytes) -> bool:
@@ -53,10 +59,6 @@ class TierContents:
         self._expected[group, block_hash] = None
         if len(self._expected) > _MAX_EXPECTED:
             del self._expected[next(iter(self._expected))]
-
-    def num_blocks(self, kind: int) -> int:
-        """Returns the number of blocks that a tier holds, in all groups."""
-        return sum(map(len, self._held.get(kind, ())))
 
     def apply(self, changes: TierChanges) -> None:
         """Takes in what has changed. Changes of a tier or group that the executor did not describe are ignored."""
@@ -78,11 +80,25 @@ class TierContents:
         for block_hash in hashes_of(stored):
             held.add(block_hash)
             self._expected.pop((stored.group, block_hash), None)
+            self._doubted.pop((stored.group, block_hash), None)
             if self._index is not None and stored.group == self.indexed_group:
                 self._index.add(block_hash)
 
+    def doubt(self, group: int, block_hash: bytes) -> None:
+        """Takes in that a load has not found a block, and leaves it out for a while. If it is gone, the executor
+        reports that; if the disk was too slow, it is there."""
+        self._expected.pop((group, block_hash), None)
+        self._doubted.pop((group, block_hash), None)
+        self._doubted[group, block_hash] = time.monotonic() + _DOUBT_S
+
+    def trust_again(self) -> None:
+        """Takes in that time has passed. Call it before a search."""
+        now = time.monotonic()
+        while self._doubted and next(iter(self._doubted.values())) <= now:
+            del self._doubted[next(iter(self._doubted))]
+
     def drop(self, group: int, block_hash: bytes) -> None:
-        """Removes a block that was not found, from all tiers."""
+        """Removes a block from all tiers."""
         for held in self._held.values():
             held[group].discard(block_hash)
         self._expected.pop((group, block_hash), None)
@@ -91,6 +107,7 @@ class TierContents:
     def clear(self) -> None:
         """Removes all blocks."""
         self._expected.clear()
+        self._doubted.clear()
         for kind in self._held:
             self._clear(kind)
 
@@ -102,5 +119,6 @@ class TierContents:
                 self._unlist(group, block_hash)
 
     def _unlist(self, group: int, block_hash: bytes) -> None:
-        if self._index is not None and group == self.indexed_group and not self.has(group, block_hash):
+        is_held = any(block_hash in held[group] for held in self._held.values())
+        if self._index is not None and group == self.indexed_group and not is_held:
             self._index.remove(block_hash)

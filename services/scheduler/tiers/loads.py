@@ -65,6 +65,8 @@ class Loads:
         None if this is nothing, or if there is no room for the request without a preemption. start: the number of
         blocks of its hit, if it is known."""
         hashes = request.blocks.hashes
+        for source in sources:
+            source.contents.trust_again()
         if start is not None and not self._may_gain(hashes, start, most, sources):
             return None
         reach = self._reach(sources)
@@ -163,7 +165,7 @@ class Loads:
                 ratio = self._kv.groups[one.group].block_size // self._kv.block_size
                 self._kv.recorder.stored(loaded_as, one.place * ratio, (one.place + 1) * ratio, one.group)
         for index in missing:
-            part.source.contents.drop(part.wanted[index].group, part.wanted[index].block_hash)
+            part.source.contents.doubt(part.wanted[index].group, part.wanted[index].block_hash)
         return part, found
 
     def forget(self, hashes: Collection[bytes] | None) -> None:

@@ -88,11 +88,6 @@ class ReplicaTiers:
     def has_loads(self) -> bool:
         return self._loads.has_unsent
 
-    @property
-    def num_loading(self) -> int:
-        """The number of loads that have not ended."""
-        return len(self._loads.present)
-
     def begin_load(self, request: Request, computed: ComputedBlocks) -> bool:
         if self._num_forgetting or self._tried.get(request) == request.epoch:
             return False

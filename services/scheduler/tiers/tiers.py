@@ -140,7 +140,3 @@ class Tiers:
                     f"the executor at {driver.address if driver else replica_id} has not forgotten what its tiers hold "
                     f"({error}); nothing is loaded there until it has, which is tried again and again",
                 )
-
-    def stop(self) -> None:
-        for calls in self._calls.values():
-            calls.stop()
