@@ -26,7 +26,7 @@ class TierCalls:
         self._stub = ExecutorServiceStub(channel)
         self._address = address
         self._tasks = set[asyncio.Task[None]]()
-        self._first_attempts = set[asyncio.Future[Exception | None]]()  # of forgetting, without an outcome
+        self._first_attempts = set[asyncio.Future[str]]()  # of forgetting, without an outcome
 
     def watch(self, contents: TierContents) -> None:
         """Keeps contents up to date."""
@@ -48,12 +48,10 @@ class TierCalls:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
-    def forget(
-        self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]
-    ) -> "asyncio.Future[Exception | None]":
-        """Makes the tiers forget blocks, and calls back when they have. blocks: None: all. Returns the error of the
-        first attempt, if it failed; others follow."""
-        first: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    def forget(self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]) -> "asyncio.Future[str]":
+        """Makes the tiers forget blocks (None: all), and calls back when they have. Returns why the first attempt has
+        failed, after which others follow; empty: it has not."""
+        first: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._first_attempts.add(first)
         first.add_done_callback(self._first_attempts.discard)
         self._start(self._forget(ForgetBlocksRequest(blocks=blocks or ()), first, on_forgotten))
@@ -62,7 +60,7 @@ class TierCalls:
     async def _forget(
         self,
         request: ForgetBlocksRequest,
-        first: "asyncio.Future[Exception | None]",
+        first: "asyncio.Future[str]",
         on_forgotten: Callable[[], None],
     ) -> None:
         backoff = _FIRST_BACKOFF_S
@@ -71,7 +69,7 @@ class TierCalls:
                 await self._stub.ForgetBlocks(request, timeout=_FORGET_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if not first.done():
-                    first.set_result(error)
+                    first.set_result(error.details() or error.code().name)
                     logger.warning(
                         "the executor at %s has not forgotten KV blocks in its tiers (%s); trying again, and nothing is"
                         " loaded there until it has",
@@ -82,7 +80,7 @@ class TierCalls:
                 backoff = min(2 * backoff, MAX_BACKOFF_S)
             else:
                 if not first.done():
-                    first.set_result(None)
+                    first.set_result("")
                 on_forgotten()
                 return
 
@@ -101,4 +99,4 @@ class TierCalls:
         for task in self._tasks:
             task.cancel()
         for first in list(self._first_attempts):
-            first.set_result(ConnectionError("the connection to it was lost"))
+            first.set_result("the connection was lost")

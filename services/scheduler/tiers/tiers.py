@@ -29,7 +29,7 @@ class Calls(Protocol):
 
     def forget(
         self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]
-    ) -> "asyncio.Future[Exception | None] | None": ...
+    ) -> "asyncio.Future[str] | None": ...
 
     def stop(self) -> None: ...
 
@@ -45,7 +45,7 @@ class Tiers:
         """make_calls: by default, calls over the channel of the replica's driver."""
         self._make_calls = make_calls or self._connect
         self._calls: dict[int, Calls] = {}  # by replica id
-        self._forgetting: list[tuple[int, asyncio.Future[Exception | None]]] = []
+        self._forgetting: list[tuple[int, asyncio.Future[str]]] = []
         self.of_replica: dict[int, ReplicaTiers] = {}  # by replica id; only those of executors with tiers
         self._drivers: Mapping[int, ReplicaDriver] = {}
         self._scheduler: Scheduler | None = None
@@ -82,6 +82,7 @@ class Tiers:
             if calls is None:
                 on_forgotten()
             elif (first := calls.forget(blocks, on_forgotten)) is not None:
+                self._forgetting = [one for one in self._forgetting if not one[1].done()]
                 self._forgetting.append((replica_id, first))
 
         def call_later(seconds: float, function: Callable[[], None]) -> None:
@@ -133,10 +134,10 @@ class Tiers:
         not."""
         waiting, self._forgetting = self._forgetting, []
         for replica_id, first in waiting:
-            if (error := await first) is not None:
+            if reason := await first:
                 driver = self._drivers.get(replica_id)
                 raise RpcError(
                     grpc.StatusCode.UNAVAILABLE,
                     f"the executor at {driver.address if driver else replica_id} has not forgotten what its tiers hold "
-                    f"({error}); nothing is loaded there until it has, which is tried again and again",
+                    f"({reason}); nothing is loaded there until it has, so try again once it answers",
                 )

@@ -3,6 +3,9 @@
 import asyncio
 from pathlib import Path
 
+import grpc
+import pytest
+
 from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
@@ -62,3 +65,17 @@ async def test_a_reset_reaches_the_tiers(tmp_path: Path) -> None:
         assert (await reset).num_blocks == 3
         assert not tier.blocks
         assert line.executor.executor.num_executed_tokens == 2 * (49 + 2)
+
+
+async def test_a_reset_that_does_not_reach_a_tier_is_an_error(tmp_path: Path) -> None:
+    tier = FakeTier()
+    async with ServiceLine(tmp_path, servicer(tier)).running() as line:
+        await line.wait_for_executors(1)
+        assert await cached_tokens(line) == 0
+        line.executor.may_forget.clear()
+        reset = asyncio.ensure_future(AdminServiceStub(line.channel).ResetPrefixCache(ResetPrefixCacheRequest()))
+        await known_blocks(line, 0)
+        await line.kill_executor()
+        with pytest.raises(grpc.aio.AioRpcError, match="has not forgotten what its tiers hold") as error:
+            await reset
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
