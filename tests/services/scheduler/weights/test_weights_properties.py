@@ -9,7 +9,7 @@ from pagewire.services.scheduler.values.executor_info import Weights
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.weights.target import WeightsPlan, may_switch
-from tests.fakes import FakeExecutor, expected_output
+from tests.fakes import FakeExecutor, FakeTier, expected_output
 from tests.services.scheduler.pure_line import PureLine
 from tests.sweep import examples
 
@@ -56,9 +56,13 @@ class Rollout:
             self.come(index, weights(0))
 
     def turn(self, index: int) -> None:
-        """A step of a replica is decided, or a result arrives; and the next replica drains, or switches."""
+        """A step of a replica is decided, or a result arrives, or a load ends; and the next replica drains, or
+        switches."""
+        self.line.tell_tiers()
         if self.line.schedule(index) is None and self.line.num_in_flight(index):
             self.line.receive(index)
+        elif self.line.executors[index].loads:
+            self.line.end_load(index)
         behind = self._behind()
         if behind is None:
             return
@@ -85,12 +89,19 @@ class Rollout:
     num_blocks=st.integers(12, 30),
     max_num_seqs=st.integers(1, 4),
     depth=st.integers(1, 2),
+    has_tier=st.booleans(),
     events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), min_size=60, max_size=160),
 )
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tokens_are_of_one_version_and_none_is_lost(
-    num_replicas: int, num_blocks: int, max_num_seqs: int, depth: int, events: list[tuple[str, int]]
+    num_replicas: int,
+    num_blocks: int,
+    max_num_seqs: int,
+    depth: int,
+    has_tier: bool,
+    events: list[tuple[str, int]],
 ) -> None:
+    tier = FakeTier() if has_tier else None
     executors = [
         FakeExecutor(
             num_blocks=num_blocks,
@@ -98,6 +109,7 @@ def test_tokens_are_of_one_version_and_none_is_lost(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=16,
             vocab_size=VOCAB_SIZE,
+            tier=tier,
         )
         for _ in range(num_replicas)
     ]
