@@ -71,8 +71,11 @@ class Load:
         return not self._num_parts_left
 
     def give_up(self) -> None:
-        """Ends the wait of requests; the load goes on."""
+        """Ends the wait of requests, whether the load is over or not."""
         self.upcoming.drop()
+        awaited = self.request.blocks.awaited
+        if awaited is not None and awaited[0] is self.upcoming:
+            self.request.blocks.await_none()
 
     def forget(self, hashes: Collection[bytes] | None) -> None:
         """Keeps these contents from becoming findable; None: all."""
@@ -92,7 +95,7 @@ class Load:
                     found.append(one)
         self._num_parts_left -= 1
         if self.is_over:
-            self.upcoming.drop()
+            self.give_up()
             if not self.is_held:
                 self.release()
         return found

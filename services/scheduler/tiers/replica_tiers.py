@@ -91,7 +91,8 @@ class ReplicaTiers:
     def begin_load(self, request: Request, computed: ComputedBlocks) -> bool:
         if self._num_forgetting or self._tried.get(request) == request.epoch:
             return False
-        if self._looked_up.get(request) != request.epoch:
+        is_new = self._looked_up.get(request) != request.epoch
+        if is_new:
             self._looked_up[request] = request.epoch
             metrics.QUERIES.inc(request.num_tokens - computed.num_tokens)
         size, sources = self._kv.block_size, self._sources
@@ -101,8 +102,9 @@ class ReplicaTiers:
             return False
         seconds = self._compute_seconds(start * size, (plan.end - start) * size)
         if self._loads.seconds_ahead + plan.seconds >= seconds:
-            self.costs.fade()
-            metrics.TOO_SLOW.inc()
+            if is_new:
+                self.costs.fade()
+                metrics.TOO_SLOW.inc()
             return False
         self._tried[request] = request.epoch
         load = self._loads.begin(request, plan, sources)
