@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=[DEFAULT_MODEL, "gemma-3-270m"])
     parser.add_argument("--kv-cache-dtypes", nargs="+", default=["auto", "fp8", "int8"])
+    parser.add_argument("--dtype", default="bfloat16", help="of the model, and of the cache with auto")
     parser.add_argument("--accept-license", help="as of `pagewire serve`")
     parser.add_argument("--text", type=Path, default=Path(texts.__file__).with_name("evaluation.txt"))
     parser.add_argument("--tokens", type=int, default=2048, help="of the text, at most; 0: no perplexity")
@@ -37,7 +38,7 @@ def main() -> None:
     print("".join(f"{f'{requests} x {context}':>11}" for requests, context in shapes), flush=True)
     for name in args.models:
         path = resolve_model(name, accepted_license=args.accept_license)
-        models = {cache: load(path, cache) for cache in args.kv_cache_dtypes}
+        models = {cache: load(path, args.dtype, cache) for cache in args.kv_cache_dtypes}
         quality = {cache: perplexities(str(path), model, args) for cache, model in models.items()}
         speeds: dict[str, list[float]] = {cache: [] for cache in models}
         for requests, context in shapes:
@@ -49,12 +50,12 @@ def main() -> None:
             print("".join(f"{speed:>11.1f}" for speed in speeds[cache]), flush=True)
 
 
-def load(path: Path, cache: str) -> Model:
-    return load_model(path, dtype="bfloat16", device=torch.device("cpu"), kv_cache_dtype=cache)
+def load(path: Path, dtype: str, cache: str) -> Model:
+    return load_model(path, dtype=dtype, device=torch.device("cpu"), kv_cache_dtype=cache)
 
 
 def perplexities(path: str, model: Model, args: argparse.Namespace) -> str:
-    """Of windows computed in one step, and token by token."""
+    """Returns those of windows that are computed in one step, and token by token."""
     if not args.tokens:
         return f"{'-':>9}" * 2
     windows = text_windows(path, args.text, args.tokens, args.window)

@@ -9,7 +9,6 @@ from pagewire.kernels.reference.elementwise import rms_norm
 
 # The largest value of float8_e4m3fn; larger values are stored as this.
 FP8_MAX = 448.0
-INT8_MAX = 127.0
 
 
 def paged_attention(
@@ -93,12 +92,10 @@ def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
 
 def quantized_rows(rows: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rounds [..., size] to integers of 8 bits (in fp32), and returns them with their scales [...]."""
-    rows = rows.float()
-    largest = rows.abs().amax(-1)
-    scales = (largest / INT8_MAX + largest * 0).to(scale_dtype)  # NaN where a number is not finite
+    largest = rows.float().abs().amax(-1)
+    scales = (largest / 127.0 + largest * 0).to(scale_dtype)  # NaN where a number is not finite
     steps = scales.float()[..., None]
-    integers = (rows / torch.where(steps > 0, steps, 1.0)).clamp(-INT8_MAX, INT8_MAX).round()
-    return integers.nan_to_num(0.0), scales
+    return (rows / torch.where(steps > 0, steps, 1.0)).clamp(-127, 127).round().nan_to_num(0.0), scales
 
 
 def rotary_store_kv(

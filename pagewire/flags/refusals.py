@@ -27,9 +27,11 @@ from pagewire.config.values import drafts as of_drafts
 from pagewire.config.values import executor as of_executor
 from pagewire.config.values import executor_config, kv_transfer
 from pagewire.config.values import gateway as of_gateway
+from pagewire.config.values import kv_cache as of_kv_cache
 from pagewire.config.values import memory as of_memory
 from pagewire.config.values import tokenizer as of_tokenizer
 from pagewire.config.values.kv_events import kv_events_config
+from pagewire.config.values.offload import of_offload
 from pagewire.config.values.texts import addresses
 from pagewire.errors import StartupError
 from pagewire.files.models import check_name, default_served_name, is_of_hub
@@ -188,7 +190,7 @@ def _check_executor(config: ExecutorConfig) -> None:
     if isinstance(config, RayConfig) and config.distributed_executor_backend == "ray":
         _raise_first([of_executor.of_cluster(config.ray_address)])
     else:
-        _raise_first([of_executor.of_offload(config, on_cuda=runs_on_cuda(config.device))])
+        _raise_first([of_offload(config, on_cuda=runs_on_cuda(config.device))])
     if config.download_dir is not None and is_of_hub(config.model) and _facts(config) is None:
         check_directory("--download-dir", Path(config.download_dir).expanduser())
 
@@ -273,12 +275,12 @@ def _of_model(config: ExecutorConfig, facts: ModelFacts) -> Iterator[str | None]
     if facts.layers:
         yield of_executor.of_stages(config.pipeline_parallel_size, facts.layers)
     if dtype := _dtype(config, facts):
-        yield of_executor.of_cache_dtype(config.kv_cache_dtype, dtype)
+        yield of_kv_cache.of_cache_dtype(config.kv_cache_dtype, dtype)
         if config.batch_invariant and not runs_on_cuda(config.device) and config.distributed_executor_backend != "ray":
             yield of_executor.of_batches(dtype)
-    form = of_executor.in_8_bits(config.kv_cache_dtype)
+    form = of_kv_cache.in_8_bits(config.kv_cache_dtype)
     if form and config.kv_cache_dtype != SMALLEST and not facts.can_be_8_bits:
-        yield of_executor.of_8_bit_cache(form)
+        yield of_kv_cache.of_8_bit_cache(form)
     has_head = facts.path.suffix == ".gguf" or not facts.architecture.endswith(("ForCausalLM", "Model", "ForMaskedLM"))
     if config.convert == "classify" and config.runner != "generate" and not has_head:
         yield of_executor.of_classes(facts.architecture)

@@ -4,8 +4,7 @@ a refusal, or None. Commands call them with what they know, the executor with wh
 import platform
 from collections.abc import Sequence
 
-from pagewire.config.executor import SMALLEST, ExecutorConfig
-from pagewire.config.speculation import Speculation
+from pagewire.config.executor import ExecutorConfig
 
 # Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
@@ -18,12 +17,6 @@ def step_limits(config: ExecutorConfig, *, on_cuda: bool) -> tuple[int, int]:
     """Returns max_num_seqs and max_num_batched_tokens."""
     default = _ON_CUDA if on_cuda else _ON_CPU
     return config.max_num_seqs or default[0], config.max_num_batched_tokens or default[1]
-
-
-def of_blocks(block_size: int, state_block_size: int) -> str | None:
-    if state_block_size % block_size == 0:
-        return None
-    return f"--state-block-size {state_block_size} is not a multiple of --block-size {block_size}; use one"
 
 
 def of_cuda_blocks(block_size: int) -> str | None:
@@ -65,50 +58,6 @@ def of_batches(dtype: str) -> str | None:
     return (
         f"--batch-invariant: on this processor, products of {dtype} depend on the batch; use --dtype bfloat16 on "
         "x86, or --dtype float32"
-    )
-
-
-def in_8_bits(cache_dtype: str) -> str | None:
-    """Returns what a value of --kv-cache-dtype means if it is of 8 bits: fp8, int8 or, for others, None."""
-    return "int8" if cache_dtype == "int8" else "fp8" if cache_dtype in ("fp8", "fp8_e4m3", SMALLEST) else None
-
-
-def of_cache_dtype(cache_dtype: str, dtype: str) -> str | None:
-    """Refuses a cache of another type than the model's, which is `dtype`."""
-    if in_8_bits(cache_dtype) or cache_dtype in ("auto", dtype):
-        return None
-    return (
-        f"--kv-cache-dtype {cache_dtype}: keys and values are stored as the model computes ({dtype}) or in 8 bits; "
-        f"use --kv-cache-dtype auto, int8 or fp8, or --dtype {cache_dtype}"
-    )
-
-
-def of_offload(config: ExecutorConfig, *, on_cuda: bool) -> str | None:
-    """Refuses --cpu-offload-gb where host and device share memory, and with copies of the model that draft."""
-    flag = f"--cpu-offload-gb {config.cpu_offload_gb:g}"
-    if config.cpu_offload_gb and not on_cuda:
-        return (
-            f"{flag}: weights on a CPU are in the memory of the host already, so there is nothing to move; leave the "
-            "flag out"
-        )
-    speculation = Speculation.of(config) if config.cpu_offload_gb else None
-    if speculation is not None and (speculation.method == "self" or speculation.with_copy):
-        return f"{flag}: no copy of a model drafts whose weights are in host memory; use --spec-method ngram"
-    return None
-
-
-def of_offloaded_transformers(architecture: str) -> str:
-    return (
-        f"--cpu-offload-gb: {architecture} runs in transformers' code, whose weights stay on the device; "
-        f"leave the flag out, {_TRANSFORMERS}"
-    )
-
-
-def of_replaced_offload() -> str:
-    """Refuses to replace weights that are in host memory."""
-    return (
-        "--cpu-offload-gb: weights in host memory are not replaced while requests run; restart the executor with the "
-        "other model"
     )
 
 
@@ -165,14 +114,6 @@ def of_overrides(path: object) -> str:
 def of_load_format(path: object, load_format: str) -> str:
     """Refuses files of another format."""
     return f"{path}: --load-format {load_format} needs a directory with config.json, or a .gguf file"
-
-
-def of_8_bit_cache(cache_dtype: str) -> str:
-    """Refuses --kv-cache-dtype int8 and fp8 for layers that store something else."""
-    return (
-        f"--kv-cache-dtype {cache_dtype}: the model stores a latent or a state in place of keys and values, which "
-        f"cannot be {cache_dtype}; leave the flag out"
-    )
 
 
 def of_classes(architecture: str) -> str:

@@ -17,7 +17,7 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
     on_cuda = runs_on_cuda(config.device)
     if config.device == "cuda" and is_here and not has_nvidia_driver():
         yield "--device cuda: this machine has no NVIDIA driver; use --device cpu, or install the driver"
-    yield values.of_blocks(config.block_size, config.state_block_size)
+    yield memory.of_blocks(config.block_size, config.state_block_size)
     if on_cuda and is_here:
         yield values.of_cuda_blocks(config.block_size)
     if is_here:

@@ -52,3 +52,9 @@ def of_tiers(size: float, directory: str | None, role: str, num_ranks: int) -> s
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 1024**2:,.1f} MiB"
+
+
+def of_blocks(block_size: int, state_block_size: int) -> str | None:
+    if state_block_size % block_size == 0:
+        return None
+    return f"--state-block-size {state_block_size} is not a multiple of --block-size {block_size}; use one"

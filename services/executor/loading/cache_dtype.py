@@ -1,4 +1,4 @@
-"""What a model's attention layers store keys and values as."""
+"""Sets what a model's attention layers store keys and values as."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from pagewire.config.executor import SMALLEST
-from pagewire.config.values import executor as values
+from pagewire.config.values import kv_cache as values
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.layers.attention.paged_attention import FP8
 from pagewire.services.executor.layers.parts import select

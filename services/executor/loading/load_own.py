@@ -23,14 +23,14 @@ from pagewire.services.executor.loading.cache_dtype import set_cache_dtype
 from pagewire.services.executor.loading.check_tensors import check_tensors, has_own_head
 from pagewire.services.executor.loading.checkpoint import Checkpoint
 from pagewire.services.executor.loading.filler import MAX_THREADS, Filler, stored_bytes
-from pagewire.services.executor.loading.offload import NOTHING, choose, stream_layers
+from pagewire.services.executor.loading.offload import NOTHING, StreamingModel, choose, stream_layers
 from pagewire.services.executor.loading.quantization.install import num_weights
 from pagewire.services.executor.loading.quantization.registry import check_requested
 from pagewire.services.executor.loading.stages import stage_of
 from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
-from pagewire.services.executor.models.protocol import OwnModel, StreamingModel
+from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.models.streaming import CudaCopies
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pagewire.config.values import executor as values
+from pagewire.config.values.offload import of_offloaded_transformers
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.loading.cache_dtype import set_cache_dtype, set_kv_scales
@@ -74,7 +75,7 @@ def load_model(
         name = checkpoint.architecture
         refused = values.of_dense(quantization, name) or values.of_division(name, tensor.size, stage.count)
         if offload_bytes:
-            refused = refused or values.of_offloaded_transformers(name)
+            refused = refused or of_offloaded_transformers(name)
         if refused:  # GGUF files are dequantized, other quantized checkpoints refused
             raise ModelLoadError(refused)
         # Imported here: transformers takes seconds to import, and our own models do not need it.

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pagewire.kernels.quantized import PackedWeight
-from pagewire.services.executor.config.model_config import ModelLoadError
+from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.loading.twins import twins
-from pagewire.services.executor.models.protocol import OwnModel, StreamingModel
+from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.streaming import BUFFERS, Copies, StreamedWeights
 
 logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 256  # bytes, of each tensor in a buffer
 ModuleBytes = Callable[[WeightModule], int]
+
+
+@runtime_checkable
+class StreamingModel(Protocol):
+    """A model that can have weights of its layers in host memory."""
+
+    config: ModelConfig
+    layers: Sequence[Any]
+    arriving: Callable[[Sequence[Any]], Iterable[Any]]  # yields layers, each when its weights are on the device
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ def stream_layers(model: OwnModel, offload: Offload, device: torch.device, copie
         for tensor in _tensors(model.layers[index]):
             if tensor.device.type != device.type:
                 _move(tensor, device)
-    model.streamed = StreamedWeights(copies, buffers, host)
+    model.arriving = StreamedWeights(copies, buffers, host).arriving
     logger.info(
         "%d of %d layers have their weights in host memory, %s; %d buffers for them take %s of the device",
         len(host), len(model.layers), mib(sum(map(len, host.values()))), BUFFERS, mib(BUFFERS * size),

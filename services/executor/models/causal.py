@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -16,7 +16,6 @@ from pagewire.services.executor.layers.mlp import MLP
 from pagewire.services.executor.layers.norm import LayerNorm, RMSNorm
 from pagewire.services.executor.layers.sums import JointSum
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
-from pagewire.services.executor.models.streaming import StreamedWeights
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 from pagewire.services.executor.step.step_context import StepContext
 
@@ -72,7 +71,7 @@ class CausalModel(OwnModel):
     hidden_dtype: torch.dtype | None = None  # of what layers give; None: the model's
     stream_dtype: torch.dtype | None = None  # of the residual stream; likewise
     observer: Observer | None = None
-    streamed: StreamedWeights | None = None
+    arriving: Callable[[Sequence[Layer]], Iterable[Layer]] = iter  # yields each layer when its weights are there
     stage: Stage = WHOLE  # `layers` are its layers; those of other stages take no memory
 
     def leaves(self) -> Iterator[Leaf]:
@@ -114,9 +113,7 @@ class CausalModel(OwnModel):
 
     def through(self, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         """Returns the output of this stage's layers. hidden: the output of earlier stages."""
-        for layer_idx, layer in enumerate(
-            self.layers if self.streamed is None else self.streamed.arriving(self.layers)
-        ):
+        for layer_idx, layer in enumerate(self.arriving(self.layers)):
             if self.observer is not None:
                 self.observer.see(layer_idx, partial(torch.add, residual, hidden), context)
             hidden = layer(hidden, residual, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from pagewire.services.executor.layers.kv_spec import CacheSpec, CachingLayer
 from pagewire.services.executor.layers.parts import SplitLayer, StoredPart
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.layers.weights import WeightModule
-from pagewire.services.executor.models.streaming import StreamedWeights
 from pagewire.services.executor.step.step_context import StepContext
 
 
@@ -57,14 +56,6 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [S, hidden_size] -> logits [S, vocab_size], fp32 in our own models"""
-
-
-@runtime_checkable
-class StreamingModel(Protocol):
-    """A model that can have weights of its layers in host memory."""
-
-    layers: Sequence[Any]
-    streamed: StreamedWeights | None  # those weights; None: all are on the device
 
 
 class Leaf(Protocol):

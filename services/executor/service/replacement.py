@@ -20,7 +20,7 @@ import grpc
 import torch
 
 from pagewire.config import ExecutorConfig
-from pagewire.config.values.executor import of_replaced_offload
+from pagewire.config.values.offload import of_replaced_offload
 from pagewire.errors import StartupError
 from pagewire.files.models import resolve_model
 from pagewire.process.priority import step_back

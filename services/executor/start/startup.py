@@ -13,8 +13,10 @@ import torch
 
 from pagewire.config import ExecutorConfig
 from pagewire.config.values import executor as values
+from pagewire.config.values import kv_cache as of_kv_cache
 from pagewire.config.values import memory as of_memory
 from pagewire.config.values.kv_transfer import of_vectors, role_of
+from pagewire.config.values.offload import of_offload
 from pagewire.errors import StartupError
 from pagewire.kernels.ops import MAX_HEAD_DIM, cpu_backend
 from pagewire.process.process import predecessor_failed, release_unused_memory, usable_cores
@@ -80,7 +82,7 @@ def start_runner(
     """
     config = replace(config, cpu_share=config.cpu_share / group.num_local)
     device, phases = resolve_device(config.device), Phases()
-    if refused := values.of_offload(config, on_cuda=device.type == "cuda"):
+    if refused := of_offload(config, on_cuda=device.type == "cuda"):
         raise StartupError(refused)
     if device.type == "cuda":
         _check_cuda(config, device)
@@ -105,7 +107,7 @@ def start_runner(
         raise StartupError(refused)
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
-    if refused := values.of_cache_dtype(config.kv_cache_dtype, str(model.config.dtype).removeprefix("torch.")):
+    if refused := of_kv_cache.of_cache_dtype(config.kv_cache_dtype, str(model.config.dtype).removeprefix("torch.")):
         raise StartupError(refused)
     uses_graphs = _uses_graphs(config, model, device)
     records = _records_steps(config, model, device)
@@ -218,7 +220,7 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
             max_len,
         )
         max_len = max_tokens
-    if refused := values.of_blocks(config.block_size, config.state_block_size):
+    if refused := of_memory.of_blocks(config.block_size, config.state_block_size):
         raise StartupError(refused)
     if refused := of_memory.of_rows(max_num_seqs, max_tokens, max_len, memory.available_bytes(device)):
         raise memory.OutOfMemoryError(refused)

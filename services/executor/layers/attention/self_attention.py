@@ -9,7 +9,8 @@ from torch import Tensor
 from pagewire.kernels import ops
 from pagewire.services.executor.config.model_config import DecoderConfig
 from pagewire.services.executor.layers.attention.heads import Heads, heads_of
-from pagewire.services.executor.layers.attention.paged_attention import PagedAttention, Sinks
+from pagewire.services.executor.layers.attention.paged_attention import PagedAttention
+from pagewire.services.executor.layers.attention.sinks import Sinks
 from pagewire.services.executor.layers.kv_spec import KVSpec
 from pagewire.services.executor.layers.linear import Linear, Split, StreamUpdate
 from pagewire.services.executor.layers.norm import RMSNorm

@@ -32,7 +32,7 @@ Read = Callable[[Shard], QuantizedWeight | Tensor]
 
 
 class Installed(Protocol):
-    """What a weight is installed in."""
+    """Takes the weight of its shards."""
 
     @property
     def shards(self) -> tuple[Shard, ...]: ...

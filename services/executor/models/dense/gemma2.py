@@ -6,7 +6,7 @@ Norms multiply by one plus their weight, and embeddings by the square root of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,6 @@ from pagewire.services.executor.layers.rotary import RotaryEmbedding
 from pagewire.services.executor.models.architecture import DECODER_NAMES, Architecture, GgufForm
 from pagewire.services.executor.models.causal import Observer
 from pagewire.services.executor.models.protocol import Leaf, OwnModel
-from pagewire.services.executor.models.streaming import StreamedWeights
 from pagewire.services.executor.step.step_context import StepContext
 
 
@@ -88,7 +87,7 @@ class GemmaModel(OwnModel):
     hidden_dtype: torch.dtype  # of what layers give
     stream_dtype: torch.dtype  # of the residual stream
     observer: Observer | None = None
-    streamed: StreamedWeights | None = None
+    arriving: Callable[[Sequence[GemmaLayer]], Iterable[GemmaLayer]] = iter  # as in `CausalModel`
 
     def __init__(self, config: GemmaConfig, rotary: Sequence[RotaryEmbedding], placement: Placement) -> None:
         size, stage, tied = config.hidden_size, placement.stage, config.tie_word_embeddings
@@ -133,8 +132,7 @@ class GemmaModel(OwnModel):
             assert stream is not None
             hidden, residual = stream.hidden, stream.residual
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        layers = self.layers if self.streamed is None else self.streamed.arriving(self.layers)
-        for layer_idx, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+        for layer_idx, (layer, next_norm) in enumerate(zip(self.arriving(self.layers), next_norms, strict=True)):
             if self.observer is not None:
                 self.observer.see(layer_idx, residual.clone, context)
             hidden = layer(hidden, residual, next_norm, context)

@@ -16,8 +16,8 @@ from pagewire.services.executor.config.model_config import (
     required,
 )
 from pagewire.services.executor.layers.attention.heads import heads_of
-from pagewire.services.executor.layers.attention.paged_attention import Sinks
 from pagewire.services.executor.layers.attention.self_attention import llama_attention
+from pagewire.services.executor.layers.attention.sinks import Sinks
 from pagewire.services.executor.layers.experts.experts import ClampedSwiglu, ExpertsConfig, RoutedMLP
 from pagewire.services.executor.layers.experts.routing import Routing
 from pagewire.services.executor.layers.placement import Placement

@@ -47,7 +47,7 @@ def test_ranks_store_what_one_rank_does(tmp_path: Path) -> None:
 
 
 def test_a_cached_prefix_continues_as_if_computed(tmp_path: Path) -> None:
-    """In fp32, with which a token does not depend on what it is computed together with."""
+    """Continues in fp32, with which a token does not depend on what it is computed together with."""
     save_tiny(tmp_path, "Llama")
     driver = make_driver(load(tmp_path, kv_cache_dtype="int8"))
     prompt = [5 + 3 * i % 50 for i in range(20)]

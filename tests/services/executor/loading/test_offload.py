@@ -15,7 +15,7 @@ from pagewire.errors import StartupError
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.loading import load_own, offload
-from pagewire.services.executor.models.protocol import Model, StreamingModel
+from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.streaming import BUFFERS, StreamedWeights
 from pagewire.services.executor.parallel.stage import Stage
 from pagewire.services.executor.service.replacement import load_weights
@@ -94,8 +94,9 @@ def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def streamed(model: Model) -> StreamedWeights:
-    assert isinstance(model, StreamingModel) and model.streamed is not None
-    return model.streamed
+    weights = model.arriving.__self__  # type: ignore[attr-defined]
+    assert isinstance(weights, StreamedWeights)
+    return weights
 
 
 def with_probes(model: Any, copies: FakeCopies) -> Model:
@@ -139,22 +140,21 @@ def test_quantized_weights(tmp_path: Path, copies: FakeCopies, quantization: str
 
 
 def test_buffers_have_the_only_weights_of_such_layers(tmp_path: Path, copies: FakeCopies) -> None:
-    """By turns, so that a copy has a layer in between; norms stay, and so do other layers' weights."""
+    """Layers take turns, so that a copy has one in between; norms and other layers' weights stay where they are."""
     save_tiny(tmp_path, "Llama", num_hidden_layers=LAYERS)
     model: Any = load(tmp_path, offload_bytes=4 * layer_bytes(tmp_path))
     weights = streamed(model)
     assert list(weights.host) == [0, 2, 4, 6] and len(weights.buffers) == BUFFERS
     places = [buffer.untyped_storage().data_ptr() for buffer in weights.buffers]
     for index, layer in enumerate(model.layers):
-        found = {
-            part.tensor.untyped_storage().data_ptr() for module in offload._modules(layer) for part in module.parts
-        }
+        parts: list[Any] = [part for module in offload._modules(layer) for part in module.parts]
+        found = {part.tensor.untyped_storage().data_ptr() for part in parts}
         assert found == {places[index // 2 % 2]} if index in weights.host else not found & set(places), index
         assert layer.input_norm.weight.untyped_storage().data_ptr() not in places
 
 
 def test_the_layers_of_a_stage(tmp_path: Path, copies: FakeCopies) -> None:
-    """Of the five and four that the ranks have; the head counts as one."""
+    """Ranks have five and four layers, as the head counts as one."""
     save_tiny(tmp_path, "Llama", num_hidden_layers=9)
     one = layer_bytes(tmp_path)
     for rank, layers in enumerate(([0, 2, 4], [0, 1, 3])):
