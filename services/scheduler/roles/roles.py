@@ -5,6 +5,7 @@ it were preempted, and waits for one that decodes, which loads its blocks. Both 
 other: without a replica of one kind, the other kind takes all requests. Pure.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pagewire.services.scheduler.adapters.slots import has_adapter
@@ -14,6 +15,8 @@ from pagewire.services.scheduler.roles.transfers import Transfers
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.request import Request, RequestStatus
 from pagewire.services.scheduler.values.step import ScheduledStep
+
+logger = logging.getLogger(__name__)
 
 # Returns the replica that would decode a request that still has no output; None if none has room.
 ChooseDecoder = Callable[[Request], Replica | None]
@@ -35,6 +38,7 @@ class Roles:
         self._decoders: dict[str, list[Replica]] = {}  # that take new requests, by the version of their weights
         self._max_backlog = 0.0  # tokens
         self._waiting: set[Request] = set()  # that were handed over, and perhaps have ended since
+        self._warnings: set[str] = set()
         self._blocked: set[Replica] = set()  # that begin no prompt because these are too many
 
     def follow(self, replicas: Iterable[Replica]) -> None:
@@ -42,6 +46,10 @@ class Roles:
         present = [(replica, replica.info) for replica in replicas if replica.info is not None]
         were_apart = self.are_apart
         self.are_apart = self._transfers is not None and any(info.role != "both" for _, info in present)
+        if self._transfers is None and any(info.role != "both" for _, info in present):
+            self._warn(
+                "roles of executors mean nothing with --no-enable-prefix-caching: each computes all of a request"
+            )
         if self._transfers is None or not (were_apart or self.are_apart):
             return
         self._transfers.follow([replica for replica, _ in present] if self.are_apart else ())
@@ -52,9 +60,22 @@ class Roles:
         for replica, info in able:
             if info.role != "prefill":
                 self._decoders.setdefault(info.weights.version, []).append(replica)
+        for replica, info in able:
+            others = self._decoders.get(info.weights.version, ()) if info.role == "prefill" else ()
+            if others and not any(self._decodes_for(one, info) for one in others):
+                self._warn(
+                    f"{replica.name} computes prompts, but no executor can load its KV blocks, so it decodes, too: give "
+                    "all of them the same model, --dtype, --kv-cache-dtype and kind of device"
+                )
         self._max_backlog = _MAX_BACKLOG * min(
             (_kept_tokens(info) for _, info in able if info.role == "prefill"), default=0
         )
+
+    def _warn(self, text: str) -> None:
+        """Logs a warning, once."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            logger.warning(text)
 
     # -- which replica -----------------------------------------------------------------------------------------------
 

@@ -253,7 +253,7 @@ class Engine:
             "executor %016x at %s serves %s: %d KV blocks, %d rows, %d tokens per step",
             info.incarnation,
             self._address(replica),
-            info.model,
+            info.model if info.role == "both" else f"{info.model} ({info.role})",
             info.num_blocks,
             info.max_num_seqs,
             info.max_num_batched_tokens,

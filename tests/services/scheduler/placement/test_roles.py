@@ -144,15 +144,16 @@ def test_alone_a_replica_does_both(role: str) -> None:
     assert_right(line, request)
 
 
-def test_without_a_prefix_cache_roles_mean_nothing() -> None:
+def test_without_a_prefix_cache_roles_mean_nothing(caplog: pytest.LogCaptureFixture) -> None:
     line = line_of("prefill", "decode", config={"enable_prefix_caching": False})
+    assert "roles of executors mean nothing with --no-enable-prefix-caching" in caplog.text
     requests = [add(line, [number, *PROMPT]) for number in range(4)]
     line.run()
     assert_right(line, *requests)
     assert sum(computed(line)) == 4 * (42 + 5)
 
 
-def test_one_with_another_format_takes_no_prompt_over() -> None:
+def test_one_with_another_format_takes_no_prompt_over(caplog: pytest.LogCaptureFixture) -> None:
     line = line_of("prefill", "decode")
     line.executors[1].kv_format = "other"
     line.die(index=1)
@@ -160,6 +161,7 @@ def test_one_with_another_format_takes_no_prompt_over() -> None:
     line.run()
     assert_right(line, request)
     assert computed(line) == [46, 0]
+    assert caplog.text.count("executor-0 computes prompts, but no executor can load its KV blocks") == 1
 
 
 @pytest.mark.parametrize("lost", [0, 1])
