@@ -64,8 +64,8 @@ class Roles:
             others = self._decoders.get(info.weights.version, ()) if info.role == "prefill" else ()
             if others and not any(self._decodes_for(one, info) for one in others):
                 self._warn(
-                    f"{replica.name} computes prompts, but no executor can load its KV blocks, so it decodes, too: give "
-                    "all of them the same model, --dtype, --kv-cache-dtype and kind of device"
+                    f"{replica.name} computes prompts, but no executor can load its KV blocks, so it decodes, too: "
+                    "give all of them the same model, --dtype, --kv-cache-dtype and kind of device"
                 )
         self._max_backlog = _MAX_BACKLOG * min(
             (_kept_tokens(info) for _, info in able if info.role == "prefill"), default=0
