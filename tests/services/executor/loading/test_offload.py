@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from pagewire.config import ExecutorConfig
@@ -17,14 +18,17 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.loading import load_own, offload
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.streaming import BUFFERS, StreamedWeights
+from pagewire.services.executor.parallel.communicator import Communicator
 from pagewire.services.executor.parallel.stage import Stage
 from pagewire.services.executor.service.replacement import load_weights
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.executor_pb2 import Weights
+from tests.services.executor.helpers.paged_batch import mixed_batch_logits
 from tests.services.executor.helpers.stepping import write_tiny_llama
 from tests.services.executor.loading.quantization.checkpoints import save_quantized
 from tests.services.executor.loading.quantization.test_awq import CONFIG, pack_gemm
 from tests.services.executor.models.tiny import assert_same_logits, load, save_tiny
+from tests.services.executor.parallel.threads import on_ranks
 
 LAYERS = 7
 MIB = 2**20
@@ -162,6 +166,19 @@ def test_the_layers_of_a_stage(tmp_path: Path, copies: FakeCopies) -> None:
         assert list(streamed(model).host) == layers
         assert [layer.layer_idx for layer in model.attention_layers][layers[-1]] == (4, 8)[rank]
     assert not copies.num_started, "nothing was computed"
+
+
+def test_ranks_have_buffers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "Llama", num_hidden_layers=LAYERS)
+    monkeypatch.setattr(load_own, "CudaCopies", lambda device: FakeCopies(late=True))
+    expected = mixed_batch_logits(load(tmp_path), 67)
+
+    def logits(ranks: Communicator) -> list[tuple[list[int], Tensor]]:
+        return mixed_batch_logits(load(tmp_path, tensor=ranks, offload_bytes=MIB), 67)
+
+    for found in on_ranks(2, logits):
+        for (_, actual), (_, wanted) in zip(found, expected, strict=True):
+            torch.testing.assert_close(actual, wanted, atol=2e-4, rtol=1e-4)
 
 
 def test_what_saves_nothing_is_refused(tmp_path: Path) -> None:
