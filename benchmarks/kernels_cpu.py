@@ -145,7 +145,8 @@ def bench_adapters() -> None:
         contenders = {"ours": recorded.replay, "F.linear": for_each(products, add_slot_by_slot)}
         times = best_times(contenders, 1)
         size = sum(down.numel() + up.numel() for _, _, down, up, *_ in products)
-        rate, flops = (times["ours"] * 1e9 / work for work in (2 * size, 2 * num_tokens * size // num_slots))
+        one = size // num_slots  # numbers of an adapter
+        rate, flops = (times["ours"] * 1e9 / (2 * one * count) for count in (min(num_slots, num_tokens), num_tokens))
         print_row(f"{num_slots} of {rank}, T={num_tokens}", times, f"{1 / rate:.0f} GB/s {1 / flops:.0f} GFLOP/s")
 
 
