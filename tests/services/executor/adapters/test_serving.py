@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.adapters import directory as directory_module
 from pagewire.services.executor.adapters.host import HostAdapter
 from pagewire.services.executor.adapters.loading import load_adapter
 from pagewire.services.executor.adapters.serving import ServedAdapters
@@ -96,6 +97,8 @@ async def test_what_cannot_be_loaded_is_refused_and_named(base: Path, tmp_path: 
     async with serving(base, lora_dir=str(tmp_path / "dir")) as service:
         code, text = await refusal(service, "x", tmp_path / "nothing")
         assert code is grpc.StatusCode.NOT_FOUND and f"nothing is at {tmp_path}/nothing" in text
+        code, text = await refusal(service, "x", "org/name")
+        assert code is grpc.StatusCode.NOT_FOUND and "nothing is downloaded; name the folder of an adapter" in text
         code, text = await refusal(service, "x", save_adapter(tmp_path / "other", tmp_path / "small"))
         assert code is grpc.StatusCode.INVALID_ARGUMENT and "adapter was made for" in text and "tiny/base" in text
         code, text = await refusal(service, "x", save_adapter(tmp_path / "wide", base, rank=9))
@@ -267,3 +270,35 @@ async def test_an_adapter_that_changed_while_its_request_waited(
     (failed,) = step.new_requests
     assert failed.adapter_slot == 0 and failed.failure is not None
     assert "has other contents than when the adapter was loaded" in failed.failure.message
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [(PermissionError(13, "Permission denied"), True), (OSError(116, "Stale file handle"), False)],
+)
+async def test_a_problem_of_the_disk_may_pass_and_others_last(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, lasts: bool
+) -> None:
+    directory = tmp_path / "adapters"
+    save_adapter(directory / "x", base)
+    read = Path.read_bytes
+
+    def failing_read(path: Path) -> bytes:
+        if path.is_relative_to(directory):
+            raise error
+        return read(path)
+
+    async def found(service: Service) -> executor_pb2.FoundAdapter:
+        (one,) = (await service.stub.Describe(executor_pb2.DescribeRequest())).found_adapters
+        return one
+
+    async with serving(base, lora_dir=str(directory)) as service:
+        with monkeypatch.context() as failing:
+            failing.setattr(Path, "read_bytes", failing_read)
+            code, why = await refusal(service, "x", directory / "x")
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and str(error.strerror) in why
+        assert str(error.strerror) in (await found(service)).problem
+        with monkeypatch.context() as later:
+            later.setattr(directory_module.time, "monotonic", lambda: float(1 << 40))
+            assert bool((await found(service)).problem) == lasts
+        assert (await load(service, "x", directory / "x")).digest == (await found(service)).digest
