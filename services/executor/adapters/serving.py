@@ -25,6 +25,7 @@ from pagewire.services.executor.step.failures import Cause, Failure
 from pagewire.services.executor.step.step import NewRequest, SlotChange, Step
 from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import DescribeResponse
+from pagewire.wire.model_names import unservable
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
@@ -126,8 +127,7 @@ class ServedAdapters:
                 raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message) from error
             except (AdapterError, StartupError, OSError) as error:
                 why = f"{located.path} cannot be read ({error.strerror})" if isinstance(error, OSError) else error
-                message = f"the adapter {located.name} cannot be served: {why}"
-                raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message) from error
+                raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, unservable(located.name, str(why))) from error
             seconds = time.perf_counter() - started
             metrics.ADAPTER_LOAD_SECONDS.observe(seconds)
             logger.info("loaded adapter %s (%.12s) in %.3f s", located.name, adapter.digest, seconds)
