@@ -14,8 +14,14 @@ def default_served_name(model: str) -> str:
     path = Path(model)
     if model in WHEEL_MODELS or not path.exists():
         return path.name if path.is_absolute() else model
-    path = path.resolve()
+    path = _located(path)
     return path.name if path.is_dir() else path.stem
+
+
+def _located(path: Path) -> Path:
+    """Returns the place of a directory or a file. A file keeps its name: in the Hub's cache, it is a link to content
+    without a name, beside the other parts of its model."""
+    return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
 def find_model(config: ModelConfigFlags) -> Path:
@@ -80,7 +86,7 @@ def resolve_model(
         return wheel_model(model, cache_directory() / "models", accepted_license, on_progress)
     path = Path(model).expanduser()
     if path.exists() or (name := hub_name(model, gguf)) is None:
-        return path.resolve()
+        return _located(path)
     return from_hub(name, revision, _cache_of_hub(download_dir), pickled=pickled, on_progress=on_progress)
 
 

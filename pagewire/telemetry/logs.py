@@ -64,5 +64,5 @@ def setup(service: str, config: ServiceConfig) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.log_level.upper())
-    for noisy in ("asyncio", "httpx", "urllib3", "filelock"):
+    for noisy in ("asyncio", "httpx", "httpx2", "urllib3", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -106,7 +106,7 @@ def defaults_of_model(model: str, path: Path | None) -> SamplingDefaults:
 def _names(model: str, path: Path | None, metadata: Mapping[str, Any]) -> Iterator[str]:
     """Yields the names of the model, the most telling first."""
     given = Path(model).expanduser()
-    yield given.resolve().name if given.exists() else model
+    yield given.resolve().name if given.is_dir() else given.name if given.exists() else model
     if path is not None:
         yield path.name
         yield from (part for part in path.parts if part.startswith("models--"))  # the hub's cache

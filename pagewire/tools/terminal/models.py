@@ -64,7 +64,8 @@ def pull(argv: list[str]) -> int:
         flags_only=True,
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for noisy in ("httpx", "httpx2"):  # of the Hub's client, by its version
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     path = find_model(config)
     print(f"{config.model} is at {path}\nserve it with: pagewire serve {config.model}")
     if config.warm:

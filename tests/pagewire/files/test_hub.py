@@ -139,6 +139,8 @@ def test_only_the_chosen_file_is_downloaded(
         path = resolve_model(model, gguf=gguf)
     assert path.read_bytes() == content and cached_files(cache) == kept
     assert local_model(model, gguf=gguf) == path
+    assert resolve_model(str(path)) == path, "the link, beside the other parts"
+    assert default_served_name(str(path)) == path.stem
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # what is cached is enough
     assert resolve_model(model, gguf=gguf) == path
     with pytest.raises(ModelNotFoundError, match="Check the name and the connection"):
