@@ -22,7 +22,7 @@ This page is generated from the declared types by `make docs`. A running server 
 - "Default" is the value of an unset parameter. The server's defaults override it: those of `/v1/models`.
 - "Where" is the service that applies a parameter.
 - Members of an answer marked with "?" are left out if they have no value; all others are always present.
-- Every error is an [ErrorResponse](#errorresponse).
+- Every error is an [ErrorResponse](#errorresponse), unless an API has its own: Anthropic's, Ollama's and TGI's do.
 
 {routes}
 
@@ -82,7 +82,7 @@ def _routes(paths: Schema) -> Iterator[Route]:
     for path, methods in paths.items():
         for method, route in methods.items():
             contents = route["responses"].get("200", {}).get("content", {})
-            answers = [ref for content in contents.values() for ref in _references(content)]
+            answers = list(dict.fromkeys(ref for content in contents.values() for ref in _references(content)))
             body = next(_references(route.get("requestBody", {})), "")
             call = f"{method.upper()} {path}"
             yield Route(call, route.get("description", route["summary"]), body, answers, _inline(route))

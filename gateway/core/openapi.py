@@ -14,7 +14,7 @@ from pagewire.gateway.core.body import Body, ErrorResponse
 from pagewire.process.worker_process import WorkerProcess
 
 DESCRIPTION = """
-OpenAI's and Anthropic's APIs of a Pagewire server, with vLLM's extensions.
+OpenAI's, Anthropic's and Ollama's APIs of a Pagewire server, with vLLM's extensions.
 
 With `--api-key` or `--api-key-file`, every route but the page's files, `/livez`, `/readyz`, `/ready`, `/health`
 and `/ping` needs the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.
