@@ -62,6 +62,7 @@ class ExecutorInfo:
     pipeline_stages: int = 1
     num_ranks: int = 1
     weights_digest: str = ""  # of the weights at start
+    cache_size: int = 0  # blocks, as --num-gpu-blocks-override
 
     @property
     def num_blocks(self) -> int:

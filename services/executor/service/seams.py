@@ -1,4 +1,4 @@
-"""The seams of the servicer: grammars of requests, replacement of the model's weights, adapters."""
+"""The seams of the servicer: grammars of requests, replacement of the model's weights, adapters, sleep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from pagewire.services.executor.step.step import Step
 from pagewire.v1.common_pb2 import Adapter, Grammar
-from pagewire.v1.executor_pb2 import DescribeResponse, Weights
+from pagewire.v1.executor_pb2 import DescribeResponse, SleepState, Weights
 
 
 class Grammars(Protocol):
@@ -61,9 +61,28 @@ class AdapterVersions(Protocol):
         """Ends threads."""
 
 
+class Sleep(Protocol):
+    """Whether the model sleeps. Used on the event loop."""
+
+    state: SleepState  # of the model, now
+
+    def check(self) -> None:
+        """Raises RpcError FAILED_PRECONDITION unless the model is awake."""
+
+    async def fall_asleep(self, wanted: SleepState) -> float:
+        """Gives the model's memory back; returns the seconds that it took. Raises RpcError."""
+
+    async def wake(self) -> float:
+        """Makes the model ready for steps; returns the seconds that it took. Raises RpcError if it sleeps on."""
+
+    def close(self) -> None:
+        """Ends nothing: a model that sleeps needs no end."""
+
+
 class Features(NamedTuple):
     """Everything that is served beside steps."""
 
     grammars: Grammars
     weights: WeightVersions
     adapters: AdapterVersions
+    sleep: Sleep

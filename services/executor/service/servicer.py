@@ -1,10 +1,10 @@
-"""ExecutorService: Describe, and the one stream of steps, which belongs to the scheduler with the highest term."""
+"""ExecutorService: the one stream of steps, which belongs to the scheduler with the highest term."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 
@@ -12,19 +12,14 @@ from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.seams import Features
+from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.session import Results, Session, StepFailed
-from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
-from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.v1 import executor_pb2
 from pagewire.wire.local.pipe import thread_writer
 from pagewire.wire.rpc import RpcError, cancel
 from pagewire.wire.status.executor_failures import ExecutorFailure
-
-# Seconds for which a scheduler with a broken stream excludes lower terms: it reconnects at once if it can.
-TERM_HELD_S = 10.0
-
 
 # By the status code of a DeviceError or StepFailed.
 _FAILURES = {
@@ -35,82 +30,8 @@ _FAILURES = {
 }
 
 
-class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+class ExecutorServicer(Controls):
     """Converts messages; the worker executes."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        make_features: Callable[[ExecutorInfo], Features],
-    ) -> None:
-        """make_features: called once, when the model is loaded."""
-        self._worker = worker
-        self._make_features = make_features
-        self._made: Features | None = None
-        self._current: Results | None = None
-        self._term = 0  # of the scheduler that has, or last had, this executor
-        self._left_at = 0.0  # when its stream ended, time.monotonic()
-
-    async def _loaded(self) -> ExecutorInfo:
-        """Waits, possibly minutes, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
-        if self._worker.is_ending:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor is stopping; retry with its successor")
-        try:
-            # Shielded: a caller that disconnects must not cancel the loading.
-            return await asyncio.shield(asyncio.wrap_future(self._worker.loaded))
-        except Exception as error:
-            raise RpcError(grpc.StatusCode.INTERNAL, f"the model could not be loaded: {error}") from error
-
-    async def Describe(
-        self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.DescribeResponse:
-        info, features = await self._loaded(), await self._features()
-        response = convert.describe_response(info, await features.weights.in_force())
-        response.MergeFrom(await features.adapters.describe())
-        return response
-
-    async def LoadWeights(
-        self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.LoadWeightsResponse:
-        weights = (await self._features()).weights
-        return executor_pb2.LoadWeightsResponse(weights=await weights.load(request.weights))
-
-    async def InstallWeights(
-        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.InstallWeightsResponse:
-        weights = (await self._features()).weights
-        self._check_term(request.term)
-        return executor_pb2.InstallWeightsResponse(seconds=await weights.install(request.weights))
-
-    async def DropWeights(
-        self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.DropWeightsResponse:
-        (await self._features()).weights.drop()
-        return executor_pb2.DropWeightsResponse()
-
-    async def LoadAdapter(
-        self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.LoadAdapterResponse:
-        adapters = (await self._features()).adapters
-        return executor_pb2.LoadAdapterResponse(adapter=await adapters.load(request.adapter))
-
-    async def UnloadAdapter(
-        self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.UnloadAdapterResponse:
-        (await self._features()).adapters.unload(request.digest, request.name)
-        return executor_pb2.UnloadAdapterResponse()
-
-    async def CompileGrammar(
-        self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.CompileGrammarResponse:
-        await (await self._features()).grammars.check(request.grammar)
-        return executor_pb2.CompileGrammarResponse()
-
-    async def _features(self) -> Features:
-        info = await self._loaded()
-        if self._made is None:
-            self._made = self._make_features(info)
-        return self._made
 
     def close(self) -> None:
         """Ends everything that the calls have started. No call may follow."""
@@ -125,6 +46,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         opening = await anext(request_iterator, None)
         if opening is None:
             return
+        (await self._features()).sleep.check()
         self._take(opening)
         results = Results(asyncio.get_running_loop(), thread_writer(context))
         if self._current is not None:
@@ -167,16 +89,6 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             )
         self._check_term(opening.term)
         self._term = opening.term
-
-    def _check_term(self, term: int) -> None:
-        """Raises RpcError if this executor belongs to a later scheduler."""
-        is_held = self._current is not None or time.monotonic() - self._left_at < TERM_HELD_S
-        if term < self._term and is_held:
-            raise RpcError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this executor belongs to a scheduler that started later (term {self._term}; yours is term "
-                f"{term}); stop one of the two, or give each its own executors",
-            )
 
     async def _read(
         self,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.adapters.loading import load_adapter
 from pagewire.services.executor.adapters.serving import ServedAdapters
 from pagewire.services.executor.main import make_grammars
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
+from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features, Grammars
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.sleep.sleeping import Sleeping, start_again
+from pagewire.services.executor.start.before import Before
 
 
 def servicer_of(
@@ -26,11 +30,14 @@ def servicer_of(
     """
     load = partial(load_weights, config)
     make = grammars or partial(make_grammars, config)
-    return ExecutorServicer(
-        worker,
-        lambda info: Features(
-            make(info),
-            Replacements(worker, load, first_weights(info)),
-            ServedAdapters(worker.runner.adapters, load_adapter, config.lora_dir),
-        ),
-    )
+
+    def make_features(info: ExecutorInfo) -> Features:
+        weights = Replacements(worker, load, first_weights(info))
+        adapters = ServedAdapters(worker.runner.adapters, load_adapter, config.lora_dir)
+        sleep = Sleeping(worker, config, Path(config.model), again, weights, adapters)
+        return Features(make(info), weights, adapters, sleep)
+
+    def again(config: ExecutorConfig, before: Before) -> tuple[Runner, ExecutorInfo]:
+        return start_again(config, config.model, before)
+
+    return ExecutorServicer(worker, make_features)
