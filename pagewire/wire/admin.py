@@ -50,6 +50,14 @@ class PrefixCaches(Protocol):
     ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]: ...
 
 
+class Sleep(Protocol):
+    """Implements SleepModel and WakeModel. Both raise RpcError."""
+
+    async def sleep(self, request: admin_pb2.SleepModelRequest) -> admin_pb2.SleepModelResponse: ...
+
+    async def wake(self, request: admin_pb2.WakeModelRequest) -> admin_pb2.WakeModelResponse: ...
+
+
 # Implements ReplaceWeights. Raises RpcError.
 ReplaceWeights = Callable[[admin_pb2.ReplaceWeightsRequest], Awaitable[admin_pb2.ReplaceWeightsResponse]]
 # Fills in the details of a status; the second argument: with maps of KV blocks.
@@ -148,10 +156,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         accounts: Accounts | None = None,
         adapters: Adapters | None = None,
         caches: PrefixCaches | None = None,
+        sleep: Sleep | None = None,
     ) -> None:
-        """behind: returns the current neighbours. replace_weights, adapters, caches: None if the service does not offer
-        them. accounts: of requests; None if the service keeps none."""
-        self._caches = caches
+        """behind: returns the current neighbours. replace_weights, adapters, caches, sleep: None if the service does
+        not offer them. accounts: of requests; None if the service keeps none."""
+        self._caches, self._sleep = caches, sleep
         self._accounts = accounts
         self._adapters = adapters
         self._service = service
@@ -219,10 +228,25 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             async for message in messages:
                 yield message
 
+    async def SleepModel(
+        self, request: admin_pb2.SleepModelRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.SleepModelResponse:
+        return await self._offered_sleep().sleep(request)
+
+    async def WakeModel(
+        self, request: admin_pb2.WakeModelRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.WakeModelResponse:
+        return await self._offered_sleep().wake(request)
+
     def _offered_adapters(self) -> Adapters:
         if self._adapters is None:
             raise _elsewhere("adapters cannot be loaded")
         return self._adapters
+
+    def _offered_sleep(self) -> Sleep:
+        if self._sleep is None:
+            raise _elsewhere("no model can be put to sleep")
+        return self._sleep
 
     def _offered_caches(self) -> PrefixCaches:
         if self._caches is None:

@@ -31,6 +31,7 @@ from pagewire.services.scheduler.service.seams import (
     Admission,
     CompileGrammar,
     HeldOutputs,
+    Sleep,
     WeightsInForce,
 )
 from pagewire.services.scheduler.service.tracking import Tracking
@@ -40,6 +41,7 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
+from pagewire.v1.executor_pb2 import DescribeResponse
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.discovery.listed import Discovery
 from pagewire.wire.rpc import RpcError, timeout_of
@@ -61,6 +63,7 @@ class Engine:
         compile_grammar: CompileGrammar,
         make_weights: Callable[["Engine"], WeightsInForce],
         make_adapters: Callable[["Engine"], AdaptersInForce],
+        make_sleep: Callable[["Engine"], Sleep],
         make_held: Callable[[Callable[[], None]], HeldOutputs],
     ) -> None:
         """connect: makes the channel to a listed executor. scheduler: without replicas."""
@@ -85,6 +88,7 @@ class Engine:
         self._last_request_id = 0
         self.weights = make_weights(self)
         self.adapters = make_adapters(self)
+        self.sleep = make_sleep(self)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -99,6 +103,7 @@ class Engine:
         """
         self.availability.check()
         check_length(submission, self.availability.info, is_served=self.scheduler.info is not None)
+        self.sleep.on_request()
         self._last_request_id += 1
         timeout = timeout_of(submission.context)
         try:
@@ -203,6 +208,7 @@ class Engine:
     async def run(self) -> None:
         """Serves until cancelled."""
         self.availability.start_waiting()
+        self.sleep.start()
         try:
             await self.executors.run(self._discovery)
         finally:
@@ -210,6 +216,7 @@ class Engine:
             self._expiry.stop()
             self.weights.stop()
             self.adapters.stop()
+            self.sleep.stop()
 
     def wake_all(self) -> None:
         for driver in self._drivers.values():
@@ -236,6 +243,9 @@ class Engine:
     def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
         self._tracking.on_step(replica, step)
         return self._delivery.on_admitted(step.admitted)
+
+    async def slept(self, replica: Replica, description: DescribeResponse) -> bool:
+        return await self.sleep.slept(self._drivers[replica.replica_id], description)
 
     def on_described(self, replica: Replica, incarnation: int, present: Weights) -> Weights:
         self.executors.check_unused(replica, incarnation)
@@ -326,9 +336,25 @@ class Engine:
 
     def _on_given_up(self, error: RpcError) -> None:
         """Ends all requests because no executor connected in time."""
-        self._delivery.deliver()
         if self._delivery.live or not self.executors.starting():
             logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
+        self.end_all(error)
+
+    @property
+    def num_live(self) -> int:
+        """The number of requests that have not ended."""
+        return len(self._delivery.live)
+
+    @property
+    def num_taken(self) -> int:
+        """The number of requests that have arrived so far."""
+        return self._last_request_id
+
+    def end_all(self, error: RpcError | None) -> None:
+        """Ends all requests, with an error or with the tokens that they have."""
+        self._delivery.deliver()
+        reason = FinishReason.ABORT if error is None else FinishReason.ERROR
         for live in list(self._delivery.live.values()):
-            self._stop(live, FinishReason.ERROR)
+            self._stop(live, reason)
             self._delivery.end(live, error)
+        self._wake_after_end()

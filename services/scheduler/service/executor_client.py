@@ -34,6 +34,10 @@ _NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 class ExecutorListener(Protocol):
     """Receives the events of one executor, one at a time."""
 
+    async def slept(self, description: executor_pb2.DescribeResponse) -> bool:
+        """Returns False if the executor may be used at once; True, once the model has been asleep and is awake, or may
+        have another executor, which is to be described."""
+
     def on_described(self, incarnation: int, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used.
 
@@ -108,6 +112,14 @@ class ExecutorClient:
         """Makes the executor drop loaded but unused weights. Raises grpc.aio.AioRpcError."""
         await self._stub.DropWeights(executor_pb2.DropWeightsRequest())
 
+    async def sleep(self, state: executor_pb2.SleepState) -> None:
+        """Makes the executor give the model's memory back. Raises grpc.aio.AioRpcError."""
+        await self._stub.Sleep(executor_pb2.SleepRequest(state=state, term=self._term))
+
+    async def wake(self) -> None:
+        """Makes the model of the executor ready again. Raises grpc.aio.AioRpcError."""
+        await self._stub.Wake(executor_pb2.WakeRequest(term=self._term))
+
     def start_over(self, reason: str) -> None:
         """Closes the stream; a new one follows."""
         self._link.start_over(reason)
@@ -115,6 +127,8 @@ class ExecutorClient:
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # The answer comes once the weights are loaded, which may take minutes; keep-alive detects a crash meanwhile.
         description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
+        while await self._listener.slept(description):
+            description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
         present = convert.to_weights(description.weights)
         wanted = self._listener.on_described(description.incarnation, present)
         self._description = description

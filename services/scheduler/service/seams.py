@@ -13,10 +13,16 @@ from pagewire.v1.admin_pb2 import (
     AdminServiceLoadAdapterResponse,
     AdminServiceUnloadAdapterRequest,
     AdminServiceUnloadAdapterResponse,
+    ModelSleepStatus,
     ReplaceWeightsRequest,
     ReplaceWeightsResponse,
+    SleepModelRequest,
+    SleepModelResponse,
+    WakeModelRequest,
+    WakeModelResponse,
 )
 from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.executor_pb2 import DescribeResponse
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 
 # Returns when a grammar is compiled on the attached executors; raises RpcError.
@@ -99,6 +105,9 @@ class WeightsInForce(Protocol):
     def check(self, request: Request) -> None:
         """Raises RpcError for a request with tokens from weights that no executor has any longer."""
 
+    def note(self, present: Weights) -> None:
+        """Takes in the weights of an executor that sleeps."""
+
     def wanted(self, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used."""
 
@@ -115,5 +124,28 @@ class WeightsInForce(Protocol):
 
     def on_client_lost(self) -> None:
         """Takes in that the stream of a tokenizer service ended; it resubmits its requests."""
+
+    def stop(self) -> None: ...
+
+
+class Sleep(Protocol):
+    """Decides whether the model sleeps."""
+
+    @property
+    def status(self) -> ModelSleepStatus: ...
+
+    def on_request(self) -> None:
+        """Takes in that a request arrives, which may wake the model. Raises RpcError if that failed just before."""
+
+    async def slept(self, driver: ReplicaDriver, description: DescribeResponse) -> bool:
+        """Keeps an executor asleep as long as the model sleeps, and wakes it; see `ExecutorListener.slept`."""
+
+    async def sleep(self, request: SleepModelRequest) -> SleepModelResponse:
+        """Puts the model to sleep; raises RpcError."""
+
+    async def wake(self, request: WakeModelRequest) -> WakeModelResponse:
+        """Wakes the model; raises RpcError."""
+
+    def start(self) -> None: ...
 
     def stop(self) -> None: ...
