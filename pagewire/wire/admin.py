@@ -17,7 +17,6 @@ from pagewire.telemetry.tenant_metrics import of_tenant
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
 from pagewire.wire import tenants
-from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError
 
 logger = logging.getLogger(__name__)
@@ -262,47 +261,3 @@ def _timeout_behind(context: grpc.aio.ServicerContext) -> float:
     """Returns the seconds in which the services behind this one have to answer."""
     remaining = context.time_remaining()
     return _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
-
-
-def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
-    """Returns an implementation that asks all services behind this one, at the same time."""
-
-    async def replace(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
-        neighbours = behind()
-        answers = await asyncio.gather(*(_replace_at(one, request) for one in neighbours), return_exceptions=True)
-        done = [answer for answer in answers if isinstance(answer, admin_pb2.ReplaceWeightsResponse)]
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if not neighbours:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, "no scheduler is available to replace weights; try again later")
-        if not errors:
-            return admin_pb2.ReplaceWeightsResponse(
-                version=done[0].version,
-                previous_version=done[0].previous_version,
-                num_executors=sum(answer.num_executors for answer in done),
-            )
-        if done and isinstance(errors[0], RpcError):
-            where = [one.address for one, answer in zip(neighbours, answers, strict=True) if answer in done]
-            raise RpcError(
-                errors[0].code,
-                f"weights {done[0].version} are in use only at {', '.join(where)}: {errors[0].message}; repeat the"
-                " request once this is fixed",
-            )
-        raise errors[0]
-
-    return replace
-
-
-async def _replace_at(
-    neighbour: Neighbour, request: admin_pb2.ReplaceWeightsRequest
-) -> admin_pb2.ReplaceWeightsResponse:
-    """Asks one neighbour. Raises RpcError."""
-    try:
-        return await admin_pb2_grpc.AdminServiceStub(neighbour.channel).ReplaceWeights(request)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
-            raise RpcError(
-                grpc.StatusCode.UNAVAILABLE,
-                f"the connection to the scheduler broke ({error.details()}); check with GetStatus or /v1/status which"
-                " weights are in use, and try again",
-            ) from error
-        raise RpcError.from_call(error) from error

@@ -30,10 +30,10 @@ from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features
-from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.sleep.resting_runner import RestingRunner
@@ -121,7 +121,7 @@ async def serve(config: ExecutorConfig) -> None:
     def again(config: ExecutorConfig, before: Before) -> tuple[Runner, ExecutorInfo]:
         return _started(partial(start_again, config, str(find_model(config)), before), place)
 
-    servicer = ExecutorServicer(worker, make_features)
+    servicer = Controls(worker, make_features)
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     if leader is None:
         server.add_admin("executor")

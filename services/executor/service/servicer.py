@@ -1,10 +1,10 @@
-"""ExecutorService: the one stream of steps, which belongs to the scheduler with the highest term."""
+"""ExecutorService: Describe, and the one stream of steps, which belongs to the scheduler with the highest term."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
@@ -12,15 +12,18 @@ from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.controls import Controls
+from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.session import Results, Session, StepFailed
+from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
-from pagewire.v1 import executor_pb2
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire.local.pipe import thread_writer
 from pagewire.wire.rpc import RpcError, cancel
 from pagewire.wire.status.executor_failures import ExecutorFailure
 
+# Seconds for which a scheduler with a broken stream excludes lower terms: it reconnects at once if it can.
+TERM_HELD_S = 10.0
 # By the status code of a DeviceError or StepFailed.
 _FAILURES = {
     grpc.StatusCode.UNKNOWN: ExecutorFailure.STEP_FAILED,
@@ -30,8 +33,47 @@ _FAILURES = {
 }
 
 
-class ExecutorServicer(Controls):
-    """Converts messages; the worker executes."""
+class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+    """Converts messages; the worker executes. `Controls` adds what is done beside steps."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        make_features: Callable[[ExecutorInfo], Features],
+    ) -> None:
+        """make_features: called once, when the model is loaded."""
+        self._worker = worker
+        self._make_features = make_features
+        self._made: Features | None = None
+        self._current: Results | None = None
+        self._term = 0  # of the scheduler that has, or last had, this executor
+        self._left_at = 0.0  # when its stream ended, time.monotonic()
+
+    async def _loaded(self) -> ExecutorInfo:
+        """Waits, possibly minutes, until steps can be executed. Raises RpcError UNAVAILABLE when they no longer can."""
+        if self._worker.is_ending:
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, "the executor is stopping; retry with its successor")
+        try:
+            # Shielded: a caller that disconnects must not cancel the loading.
+            return await asyncio.shield(asyncio.wrap_future(self._worker.loaded))
+        except Exception as error:
+            raise RpcError(grpc.StatusCode.INTERNAL, f"the model could not be loaded: {error}") from error
+
+    async def Describe(
+        self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.DescribeResponse:
+        info, features = await self._loaded(), await self._features()
+        response = convert.describe_response(info, await features.weights.in_force())
+        response.MergeFrom(await features.adapters.describe())
+        if features.sleep.state.level:
+            response.sleep.CopyFrom(features.sleep.state)
+        return response
+
+    async def _features(self) -> Features:
+        info = await self._loaded()
+        if self._made is None:
+            self._made = self._make_features(info)
+        return self._made
 
     def close(self) -> None:
         """Ends everything that the calls have started. No call may follow."""
@@ -89,6 +131,16 @@ class ExecutorServicer(Controls):
             )
         self._check_term(opening.term)
         self._term = opening.term
+
+    def _check_term(self, term: int) -> None:
+        """Raises RpcError if this executor belongs to a later scheduler."""
+        is_held = self._current is not None or time.monotonic() - self._left_at < TERM_HELD_S
+        if term < self._term and is_held:
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this executor belongs to a scheduler that started later (term {self._term}; yours is term "
+                f"{term}); stop one of the two, or give each its own executors",
+            )
 
     async def _read(
         self,

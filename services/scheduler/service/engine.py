@@ -345,11 +345,6 @@ class Engine:
         """The number of requests that have not ended."""
         return len(self._delivery.live)
 
-    @property
-    def num_taken(self) -> int:
-        """The number of requests that have arrived so far."""
-        return self._last_request_id
-
     def end_all(self, error: RpcError | None) -> None:
         """Ends all requests, with an error or with the tokens that they have."""
         self._delivery.deliver()

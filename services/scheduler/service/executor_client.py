@@ -35,8 +35,7 @@ class ExecutorListener(Protocol):
     """Receives the events of one executor, one at a time."""
 
     async def slept(self, description: executor_pb2.DescribeResponse) -> bool:
-        """Returns False if the executor may be used at once; True, once the model has been asleep and is awake, or may
-        have another executor, which is to be described."""
+        """Returns True after a sleep, when the executor is to be described anew; False if it may be used now."""
 
     def on_described(self, incarnation: int, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used.
@@ -75,7 +74,7 @@ class ExecutorClient:
         = never."""
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._address = address
-        self._term = term
+        self.term = term
         self._listener = listener
         self._description: executor_pb2.DescribeResponse | None = None  # that of the executor of the present stream
         self._is_open = False
@@ -112,14 +111,6 @@ class ExecutorClient:
         """Makes the executor drop loaded but unused weights. Raises grpc.aio.AioRpcError."""
         await self._stub.DropWeights(executor_pb2.DropWeightsRequest())
 
-    async def sleep(self, state: executor_pb2.SleepState) -> None:
-        """Makes the executor give the model's memory back. Raises grpc.aio.AioRpcError."""
-        await self._stub.Sleep(executor_pb2.SleepRequest(state=state, term=self._term))
-
-    async def wake(self) -> None:
-        """Makes the model of the executor ready again. Raises grpc.aio.AioRpcError."""
-        await self._stub.Wake(executor_pb2.WakeRequest(term=self._term))
-
     def start_over(self, reason: str) -> None:
         """Closes the stream; a new one follows."""
         self._link.start_over(reason)
@@ -135,13 +126,13 @@ class ExecutorClient:
         if wanted != present:
             await self._install(wanted)
             description.weights.CopyFrom(convert.from_weights(wanted))
-        await send(executor_pb2.StepRequest(term=self._term))
+        await send(executor_pb2.StepRequest(term=self.term))
 
     async def _install(self, weights: Weights) -> None:
         """Switches the executor to other weights. Raises RpcError if this fails; the next stream tries again."""
         try:
             await self.load(weights)
-            request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self._term)
+            request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self.term)
             await self._stub.InstallWeights(request)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:

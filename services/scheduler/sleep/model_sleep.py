@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import grpc
 
@@ -25,7 +26,8 @@ from pagewire.v1.admin_pb2 import (
     WakeModelRequest,
     WakeModelResponse,
 )
-from pagewire.v1.executor_pb2 import DescribeResponse, SleepState
+from pagewire.v1.executor_pb2 import DescribeResponse, SleepRequest, SleepState, WakeRequest
+from pagewire.v1.executor_pb2_grpc import ExecutorServiceStub
 from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class ModelSleep:
         self._problem: RpcError | None = None  # why the model could not be woken
         self._refusal: RpcError | None = None  # why an executor could not be put to sleep
         self._backoff, self._retry_at = FIRST_BACKOFF_S, 0.0
+        self._used_at = time.monotonic()  # when a request came, or was seen running
         METRICS.source = self
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ class ModelSleep:
         wanted = self._wanted
         if present != wanted:
             try:
-                await driver.client.sleep(wanted)
+                await _stub(driver).Sleep(SleepRequest(state=wanted, term=driver.client.term))
             except grpc.aio.AioRpcError as error:
                 if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED):
                     raise
@@ -237,7 +240,7 @@ class ModelSleep:
         """Wakes one executor; returns True once it is to be described anew."""
         self._resting[driver] = 0
         try:
-            await driver.client.wake()
+            await _stub(driver).Wake(WakeRequest(term=driver.client.term))
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise  # it is lost
@@ -274,6 +277,7 @@ class ModelSleep:
         self._engine.availability.start_waiting()
 
     def on_request(self) -> None:
+        self._used_at = time.monotonic()
         if not self._is_asleep or self._wanted is None or not self._wanted.wakes_on_request:
             return
         if self._problem is not None and (left := self._retry_at - time.monotonic()) > 0:
@@ -293,22 +297,24 @@ class ModelSleep:
                 task.cancel()
 
     async def _sleep_when_idle(self) -> None:
-        used_at, step = time.monotonic(), min(1.0, self._idle_timeout / 4)
-        num_taken = self._engine.num_taken
         while True:
-            await asyncio.sleep(step)
+            await asyncio.sleep(min(1.0, self._idle_timeout / 4))
             is_awake = self._wanted is not None and not self._is_asleep and self._engine.scheduler.info is not None
-            if not is_awake or self._engine.num_live or self._engine.num_taken != num_taken:
-                used_at, num_taken = time.monotonic(), self._engine.num_taken
-            elif time.monotonic() - used_at >= self._idle_timeout and self._falling is None:
+            if not is_awake or self._engine.num_live:
+                self._used_at = time.monotonic()
+            elif time.monotonic() - self._used_at >= self._idle_timeout and self._falling is None:
                 try:
                     self._check_can_sleep()
                 except RpcError as error:
                     logger.warning("the model does not fall asleep: %s", error.message)
-                    used_at = time.monotonic()
+                    self._used_at = time.monotonic()
                     continue
                 logger.info("no request for %g s: the model falls asleep", self._idle_timeout)
                 self._fall_asleep(SleepState(level=1, wakes_on_request=True))
+
+
+def _stub(driver: ReplicaDriver) -> Any:
+    return ExecutorServiceStub(driver.channel)
 
 
 async def _until_changed(changed: asyncio.Event, driver: ReplicaDriver) -> None:

@@ -158,6 +158,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     kind=info.kind if info is not None else None,
                     default_sampling_params=self._generator.defaults.params,
                     default_sampling_source=self._generator.defaults.source,
+                    sleep_level=self._generator.link.sleep_level,
                 )
                 for name in names
             ],

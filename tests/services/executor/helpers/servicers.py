@@ -12,10 +12,10 @@ from pagewire.services.executor.adapters.serving import ServedAdapters
 from pagewire.services.executor.main import make_grammars
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features, Grammars
-from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.sleep.sleeping import Sleeping, start_again
 from pagewire.services.executor.start.before import Before
@@ -23,7 +23,7 @@ from pagewire.services.executor.start.before import Before
 
 def servicer_of(
     worker: Worker, config: ExecutorConfig, grammars: Callable[[ExecutorInfo], Grammars] | None = None
-) -> ExecutorServicer:
+) -> Controls:
     """Returns the servicer of a worker without other ranks.
 
     config: of grammars and of weights to load. grammars: instead of those of the config.
@@ -40,4 +40,4 @@ def servicer_of(
     def again(config: ExecutorConfig, before: Before) -> tuple[Runner, ExecutorInfo]:
         return start_again(config, config.model, before)
 
-    return ExecutorServicer(worker, make_features)
+    return Controls(worker, make_features)

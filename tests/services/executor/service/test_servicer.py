@@ -280,7 +280,7 @@ async def test_a_scheduler_of_a_lower_term_is_refused_and_changes_nothing(servic
 
 
 async def test_a_term_ends_some_time_after_its_stream(service: Service, model: Model, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pagewire.services.executor.service.controls.TERM_HELD_S", 0.3)
+    monkeypatch.setattr("pagewire.services.executor.service.servicer.TERM_HELD_S", 0.3)
     later = await opened(service, term=6)
     later.cancel()
     await asyncio.sleep(0.05)
