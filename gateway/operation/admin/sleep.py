@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import grpc
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
@@ -49,6 +49,11 @@ class SleepBody(Parameters):
 
     level: Annotated[int, Field(ge=1, le=2)] | None = field("executor", _LEVEL, 1)
     mode: Mode | None = field("scheduler", _MODE, "wait")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_nothing(cls, body: object) -> object:
+        return {} if body is None else body  # a request without a body
 
 
 class SleepQuery(Parameters):
