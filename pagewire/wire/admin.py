@@ -130,6 +130,7 @@ async def accounts_behind(
 
 
 Report = TypeVar("Report", ServiceStatus, ServiceMetrics)
+Offer = TypeVar("Offer")
 
 
 def each_once(reports: Sequence[Sequence[Report]]) -> list[Report]:
@@ -201,60 +202,47 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ReplaceWeights(
         self, request: admin_pb2.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ReplaceWeightsResponse:
-        if self._replace_weights is None:
-            raise _elsewhere("weights cannot be replaced")
-        return await self._replace_weights(request)
+        return await _offered(self._replace_weights, "weights cannot be replaced")(request)
 
     async def LoadAdapter(
         self, request: admin_pb2.AdminServiceLoadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.AdminServiceLoadAdapterResponse:
-        return await self._offered_adapters().load(request)
+        return await _offered(self._adapters, "adapters cannot be loaded").load(request)
 
     async def UnloadAdapter(
         self, request: admin_pb2.AdminServiceUnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.AdminServiceUnloadAdapterResponse:
-        return await self._offered_adapters().unload(request)
+        return await _offered(self._adapters, "adapters cannot be loaded").unload(request)
 
     async def ResetPrefixCache(
         self, request: admin_pb2.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        return await self._offered_caches().reset(request)
+        return await _offered(self._caches, "there is no prefix cache").reset(request)
 
     async def SubscribeKvEvents(
         self, request: admin_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]:
-        async with aclosing(self._offered_caches().subscribe(request)) as messages:
+        async with aclosing(_offered(self._caches, "there is no prefix cache").subscribe(request)) as messages:
             async for message in messages:
                 yield message
 
     async def SleepModel(
         self, request: admin_pb2.SleepModelRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.SleepModelResponse:
-        return await self._offered_sleep().sleep(request)
+        return await _offered(self._sleep, "no model can be put to sleep").sleep(request)
 
     async def WakeModel(
         self, request: admin_pb2.WakeModelRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.WakeModelResponse:
-        return await self._offered_sleep().wake(request)
-
-    def _offered_adapters(self) -> Adapters:
-        if self._adapters is None:
-            raise _elsewhere("adapters cannot be loaded")
-        return self._adapters
-
-    def _offered_sleep(self) -> Sleep:
-        if self._sleep is None:
-            raise _elsewhere("no model can be put to sleep")
-        return self._sleep
-
-    def _offered_caches(self) -> PrefixCaches:
-        if self._caches is None:
-            raise _elsewhere("there is no prefix cache")
-        return self._caches
+        return await _offered(self._sleep, "no model can be put to sleep").wake(request)
 
 
-def _elsewhere(what: str) -> RpcError:
-    return RpcError(grpc.StatusCode.UNIMPLEMENTED, f"{what} here; ask a tokenizer service or the scheduler")
+def _offered(offer: Offer | None, what: str) -> Offer:
+    """Returns what the service offers; raises RpcError if it offers nothing. what: that cannot be done then."""
+    if offer is None:
+        what += " here; ask a tokenizer service or the scheduler"
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, what)
+    return offer
 
 
 def _timeout_behind(context: grpc.aio.ServicerContext) -> float:

@@ -34,10 +34,10 @@ from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features
+from pagewire.services.executor.service.sleep.resting_runner import RestingRunner
+from pagewire.services.executor.service.sleep.sleeping import Sleeping, start_again
 from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.sleep.resting_runner import RestingRunner
-from pagewire.services.executor.sleep.sleeping import Sleeping, start_again
 from pagewire.services.executor.start.before import Before
 from pagewire.services.executor.start.startup import resolve_device, start_runner
 from pagewire.telemetry.metrics import serve_metrics

@@ -105,7 +105,7 @@ class ReplicaState(Body):
 
 
 class ModelSleep(Body):
-    """Whether the model sleeps. `level`: 0 while it is awake."""
+    """The sleep of the model. `level`: 0 while it is awake."""
 
     level: int
     wakes_on_request: bool  # no operator put it to sleep

@@ -62,7 +62,7 @@ class AdapterVersions(Protocol):
 
 
 class Sleep(Protocol):
-    """Whether the model sleeps. Used on the event loop."""
+    """Gives the model's memory back, and takes it again. Used on the event loop."""
 
     state: SleepState  # of the model, now
 
@@ -75,8 +75,7 @@ class Sleep(Protocol):
     async def wake(self) -> float:
         """Makes the model ready for steps; returns the seconds that it took. Raises RpcError if it sleeps on."""
 
-    def close(self) -> None:
-        """Ends nothing: a model that sleeps needs no end."""
+    def close(self) -> None: ...
 
 
 class Features(NamedTuple):

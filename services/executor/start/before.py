@@ -1,4 +1,4 @@
-"""What a process knows from its first start when a model that slept starts again."""
+"""The facts that a process knows from its first start when a model that slept starts again."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class Engine:
         self._delivery = Delivery(
             self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end, make_held
         )
-        self.accounts = self._delivery.accounts
-        self._tracking = Tracking(self._delivery.live)
+        self.accounts, self.live = self._delivery.accounts, self._delivery.live
+        self._tracking = Tracking(self.live)
         self.availability = Availability(config, self.executors.starting, self._on_given_up)
         self.draining = Draining()
         self._last_request_id = 0
@@ -199,7 +199,7 @@ class Engine:
     async def drained(self) -> None:
         """Waits until no request is live, or until a later scheduler has the executors and thus receives the
         requests."""
-        live, drivers = self._delivery.live, self._drivers
+        live, drivers = self.live, self._drivers
         while live and not (drivers and all(driver.client.was_refused for driver in drivers.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -336,20 +336,14 @@ class Engine:
 
     def _on_given_up(self, error: RpcError) -> None:
         """Ends all requests because no executor connected in time."""
-        if self._delivery.live or not self.executors.starting():
-            logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
+        if self.live or not self.executors.starting():
+            logger.error("%s; ending %d requests", error.message, len(self.live))
         self.end_all(error)
-
-    @property
-    def num_live(self) -> int:
-        """The number of requests that have not ended."""
-        return len(self._delivery.live)
 
     def end_all(self, error: RpcError | None) -> None:
         """Ends all requests, with an error or with the tokens that they have."""
         self._delivery.deliver()
-        reason = FinishReason.ABORT if error is None else FinishReason.ERROR
-        for live in list(self._delivery.live.values()):
-            self._stop(live, reason)
+        for live in list(self.live.values()):
+            self._stop(live, FinishReason.ERROR if error else FinishReason.ABORT)
             self._delivery.end(live, error)
         self._wake_after_end()

@@ -16,14 +16,11 @@ from pagewire.v1.admin_pb2 import (
     ModelSleepStatus,
     ReplaceWeightsRequest,
     ReplaceWeightsResponse,
-    SleepModelRequest,
-    SleepModelResponse,
-    WakeModelRequest,
-    WakeModelResponse,
 )
 from pagewire.v1.common_pb2 import Grammar
 from pagewire.v1.executor_pb2 import DescribeResponse
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire import admin
 
 # Returns when a grammar is compiled on the attached executors; raises RpcError.
 CompileGrammar = Callable[[Grammar, Mapping[int, ReplicaDriver]], Awaitable[None]]
@@ -128,7 +125,7 @@ class WeightsInForce(Protocol):
     def stop(self) -> None: ...
 
 
-class Sleep(Protocol):
+class Sleep(admin.Sleep, Protocol):
     """Decides whether the model sleeps."""
 
     @property
@@ -139,12 +136,6 @@ class Sleep(Protocol):
 
     async def slept(self, driver: ReplicaDriver, description: DescribeResponse) -> bool:
         """Keeps an executor asleep as long as the model sleeps, and wakes it; see `ExecutorListener.slept`."""
-
-    async def sleep(self, request: SleepModelRequest) -> SleepModelResponse:
-        """Puts the model to sleep; raises RpcError."""
-
-    async def wake(self, request: WakeModelRequest) -> WakeModelResponse:
-        """Wakes the model; raises RpcError."""
 
     def start(self) -> None: ...
 

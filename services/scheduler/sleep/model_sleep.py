@@ -1,4 +1,4 @@
-"""Whether the model sleeps. An executor that sleeps has no stream, as one that is lost: so its requests wait.
+"""Puts the model to sleep and wakes it. An executor that sleeps has no stream, as one that is lost: so requests wait.
 
 An executor is put to sleep, and woken, between the description that it gives of itself and the opening of its stream
 (`ExecutorClient.on_connect`). So one that restarts meanwhile is put to sleep as well, and a scheduler that restarts
@@ -227,7 +227,7 @@ class ModelSleep:
         if self._wanted is not None:
             return
         self._want(description.sleep)
-        if self._is_asleep and description.sleep.wakes_on_request and self._engine.num_live:
+        if self._is_asleep and description.sleep.wakes_on_request and self._engine.live:
             self._wake()
 
     def _on_refusal(self, driver: ReplicaDriver, error: RpcError) -> None:
@@ -300,7 +300,7 @@ class ModelSleep:
         while True:
             await asyncio.sleep(min(1.0, self._idle_timeout / 4))
             is_awake = self._wanted is not None and not self._is_asleep and self._engine.scheduler.info is not None
-            if not is_awake or self._engine.num_live:
+            if not is_awake or self._engine.live:
                 self._used_at = time.monotonic()
             elif time.monotonic() - self._used_at >= self._idle_timeout and self._falling is None:
                 try:

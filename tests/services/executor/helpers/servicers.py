@@ -16,8 +16,8 @@ from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features, Grammars
+from pagewire.services.executor.service.sleep.sleeping import Sleeping, start_again
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.sleep.sleeping import Sleeping, start_again
 from pagewire.services.executor.start.before import Before
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.service.sleep.host_copy import HostCopy
+from pagewire.services.executor.service.sleep.resting_runner import RestingRunner
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.sleep.host_copy import HostCopy
-from pagewire.services.executor.sleep.resting_runner import RestingRunner
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Adapter

@@ -32,9 +32,9 @@ from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements
+from pagewire.services.executor.service.sleep.host_copy import HostCopy
+from pagewire.services.executor.service.sleep.resting_runner import RestingRunner, asleep
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.sleep.host_copy import HostCopy
-from pagewire.services.executor.sleep.resting_runner import RestingRunner, asleep
 from pagewire.services.executor.start.before import Before
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1.executor_pb2 import SleepState

@@ -142,7 +142,7 @@ async def test_a_wake_during_the_wait_for_requests_keeps_the_model_awake(tmp_pat
 
 @pytest.mark.parametrize("while_sleeping", [True, False])
 async def test_an_executor_that_dies_is_as_its_predecessor_was_to_be(while_sleeping: bool, tmp_path: Path) -> None:
-    """It dies asleep, or in the middle of falling asleep."""
+    """The executor dies asleep, or in the middle of falling asleep."""
     async with ServiceLine(tmp_path, executor()).running() as line:
         await line.wait_for_executors(1)
         if while_sleeping:
@@ -200,7 +200,7 @@ async def test_a_model_that_cannot_be_woken_ends_its_requests_once_and_is_tried_
         clients = Clients(line)
         for number in (1, 2):  # the second one within the back-off
             await clients.submit(number)
-            await clients.until(lambda found, number=number: number in found.finish_reasons)
+            await clients.collected.read_until_finished(clients.call, number)
             assert clients.collected.finish_reasons[number] == [ERROR]
             assert "the model cannot be woken: no such file" in clients.collected.errors[number].message
         assert broken.sleeps == [0], "it was tried once"
