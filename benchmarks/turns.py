@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 
@@ -130,7 +131,8 @@ def ask(client: httpx.Client, prompt: str, max_tokens: int) -> Answer:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    text, first, usage, start = "", 0.0, {}, time.perf_counter()
+    text, first, start = "", 0.0, time.perf_counter()
+    usage: dict[str, Any] = {}
     with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             raise SystemExit(f"a request failed: {response.read().decode()}")

@@ -567,6 +567,12 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.checkpoints = {} if checkpoints is None else checkpoints
         self.loaded_weights: executor_pb2.Weights | None = None
         self.num_loads = 0
+        self.sleep = executor_pb2.SleepState()
+        self.sleeps: list[int] = []  # levels that it was asked for; 0: to wake
+        self.wake_problem = ""  # why it cannot wake
+        self.may_sleep, self.may_wake = asyncio.Event(), asyncio.Event()
+        self.may_sleep.set()
+        self.may_wake.set()
         self.may_load, self.may_install = asyncio.Event(), asyncio.Event()
         self.sources: dict[str, FakeTier] = {}  # what other executors have, by address
         self.may_forget = asyncio.Event()
@@ -641,6 +647,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             found_adapters=self._found_adapters(),
             role=_ROLES[self.executor.role],
             kv_format=self.executor.kv_format,
+            sleep=self.sleep if self.sleep.level else None,
         )
 
     @property
@@ -737,6 +744,24 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.loaded_weights = None
         return executor_pb2.DropWeightsResponse()
 
+    async def Sleep(
+        self, request: executor_pb2.SleepRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.SleepResponse:
+        self.sleeps.append(request.state.level)
+        await self.may_sleep.wait()
+        self.sleep = request.state
+        return executor_pb2.SleepResponse()
+
+    async def Wake(
+        self, request: executor_pb2.WakeRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.WakeResponse:
+        self.sleeps.append(0)
+        await self.may_wake.wait()
+        if self.wake_problem:
+            raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"the model cannot be woken: {self.wake_problem}")
+        self.sleep = executor_pb2.SleepState()
+        return executor_pb2.WakeResponse()
+
     async def CompileGrammar(
         self, request: executor_pb2.CompileGrammarRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.CompileGrammarResponse:
@@ -754,6 +779,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         await self.loaded.wait()
         opening = await anext(request_iterator)
         assert opening.step_id == 0, "a stream begins with its opening message"
+        assert not self.sleep.level, "it sleeps"
         current = asyncio.current_task()
         if self._stream is not None and self._stream is not current:
             self._stream.cancel()

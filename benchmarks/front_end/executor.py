@@ -20,6 +20,7 @@ from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.servicer import ExecutorServicer
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.step import Step, StepOutput
+from pagewire.services.executor.tiers.served import NoTiers
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
 
@@ -84,7 +85,11 @@ def start(step_s: float) -> tuple[Any, ExecutorInfo]:
 
 
 class Feature:
-    """Grammars, weights and adapters, of which there is nothing to say."""
+    """Grammars, weights, adapters and sleep, of which there is nothing to say."""
+
+    state = executor_pb2.SleepState()
+
+    def check(self) -> None: ...
 
     async def attach(self, step: Step) -> Step:
         return step
@@ -100,7 +105,7 @@ async def serve(address: str, step_s: float) -> None:
     worker = Worker(lambda: start(step_s), on_cuda=False)
     server = rpc.Server([address], shutdown_timeout=0.1)
     feature: Any = Feature()
-    servicer = ExecutorServicer(worker, lambda info: Features(feature, feature, feature))
+    servicer = ExecutorServicer(worker, lambda info: Features(feature, feature, feature, NoTiers(), feature))
     name = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, name)
     await server.start()

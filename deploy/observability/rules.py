@@ -99,7 +99,10 @@ def alerts(goal: Objectives) -> list[Alert]:
             "1m", "critical", "No {{ $labels.service }} answers the services in front of it",
         ),
         Alert(
-            "PagewireNoExecutor", "max by (model_name) (pagewire:num_executors) == 0", "30s", "critical",
+            "PagewireNoExecutor",
+            "max by (model_name) (pagewire:num_executors) == 0 "
+            'unless max by (model_name) (pagewire:executor_sleep_state{sleep_state!="awake"}) == 1',
+            "30s", "critical",
             "The scheduler of {{ $labels.model_name }} has no executor: requests wait, and will fail",
         ),
         Alert(

@@ -13,6 +13,8 @@ from pagewire.v1.admin_pb2 import (
     AdminServiceUnloadAdapterResponse,
     ReplaceWeightsResponse,
     ResetPrefixCacheResponse,
+    SleepModelResponse,
+    WakeModelResponse,
 )
 from pagewire.wire.streams import ResubmittingLink
 
@@ -52,7 +54,9 @@ class AdminStub(Protocol):
     LoadAdapter: Method[AdminServiceLoadAdapterResponse]
     ReplaceWeights: Method[ReplaceWeightsResponse]
     ResetPrefixCache: Method[ResetPrefixCacheResponse]
+    SleepModel: Method[SleepModelResponse]
     UnloadAdapter: Method[AdminServiceUnloadAdapterResponse]
+    WakeModel: Method[WakeModelResponse]
 
 
 class BalancedStub:

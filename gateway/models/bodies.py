@@ -43,6 +43,7 @@ class Model(Body, kw_only=True):
     root: str  # of an adapter: its path
     parent: str | None = None  # of an adapter: the model that it adapts
     max_model_len: int | None
+    state: Literal["awake", "asleep"] = "awake"  # asleep: requests wait until it is woken, or wake it
     default_sampling_params: dict[str, float]  # of requests that name none; those that are missing are OpenAI's
     default_sampling_source: str  # where they come from, in words; "" if they are all OpenAI's
 

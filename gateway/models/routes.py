@@ -71,6 +71,7 @@ def _model(model: inference_pb2.Model) -> Model:
         root=model.root,
         parent=model.parent or None,
         max_model_len=model.max_model_len or None,
+        state="asleep" if model.sleep_level else "awake",
         default_sampling_params=MessageToDict(model.default_sampling_params, preserving_proto_field_name=True),
         default_sampling_source=model.default_sampling_source,
     )

@@ -1,6 +1,7 @@
 """Probes for supervisors and load balancers, on every port and without a key."""
 
 from fastapi import APIRouter, Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
@@ -12,7 +13,7 @@ from pagewire.gateway.operation.readiness import READINESS
 router = APIRouter(route_class=JsonRoute, tags=["operation"])
 
 _READY: openapi.Responses = {
-    200: openapi.response(Health, "Ready."),
+    200: openapi.response(Health, "Ready; `reason` says if the model sleeps."),
     503: openapi.response(Health, "Not ready, for the `reason`."),
 }
 
@@ -32,4 +33,4 @@ async def ready(request: Request) -> Response:
     """Reports whether all services can serve a request. Needs no key."""
     if reason := await READINESS.of(request).why_not():
         return json_response(Health(status="unavailable", reason=reason), 503)
-    return json_response(Health(status="ok"))
+    return json_response(Health(status="ok", reason=await READINESS.of(request).note() or UNSET))

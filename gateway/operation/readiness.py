@@ -1,6 +1,7 @@
 """Readiness: whether all services would serve a request now."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -9,9 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.shutdown import GracefulShutdown
 from pagewire.gateway.core.tokenizer_link import LINK_NAME, TokenizerLink
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire.wire.streams import Peer
 
 PROBE_TIMEOUT_S = 2.0
+ASLEEP = "the model sleeps: requests wait until it is woken, or wake it"
 
 
 class Readiness:
@@ -29,6 +32,15 @@ class Readiness:
             return "no tokenizer service is known yet"
         reasons = await asyncio.gather(*map(_why_not, self._link.peers))
         return "" if "" in reasons else reasons[0]
+
+    async def note(self) -> str:
+        """Returns what is worth knowing although requests are served; "" if there is nothing."""
+        for peer in self._link.peers:
+            with suppress(grpc.aio.AioRpcError):  # `why_not` reports that
+                stub = inference_pb2_grpc.InferenceServiceStub(peer.channel)
+                models = (await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=PROBE_TIMEOUT_S)).models
+                return ASLEEP if any(model.sleep_level for model in models) else ""
+        return ""
 
 
 READINESS = AppState[Readiness]("readiness")

@@ -86,6 +86,13 @@ class SchedulerConfig(BatchConfig, RecoveryConfig, SeedConfig, PublicListenConfi
         group="scheduling",
         valid=SECONDS,
     )
+    idle_timeout: float = flag(
+        0.0,
+        "seconds without a request after which the model falls asleep and gives its memory back; the next request "
+        "wakes it; 0: never",
+        group="scheduling",
+        valid=SECONDS,
+    )
     disable_log_stats: bool = flag(False, "leave out the line about the load every ten seconds", group="observability")
     kv_events_config: str | None = flag(
         None,

@@ -22,6 +22,7 @@ _PHRASES = {
     "enable_prefix_caching": "saves the common beginnings of prompts; costs a hash for each block",
     "prefix_cache_sharing": "all: more hits, but response times reveal prompts to other tenants",
     "max_waiting_requests": "more: fewer requests are refused, more wait, with their prompts in memory",
+    "idle_timeout": "saves memory while no request comes; the next request waits for the wake",
     "max_queue_time": "less: requests with a long wait are refused at once; 0: none is",
     "pipeline_depth": "2: the next step is prepared while one runs",
     "scheduling_policy": "priority: requests of low priority wait, and are preempted first",

@@ -257,6 +257,8 @@ class DevicePlace:
     def _claim(self) -> bool:
         """Reserves the processor of the device thread by the name of a socket, which the kernel frees with the
         process."""
+        if self._reserved.getsockname():
+            return True  # by an earlier start
         try:
             self._reserved.bind(f"{_RESERVATION}{self._cpus[-1]}")
         except OSError as error:

@@ -17,7 +17,6 @@ from pagewire.telemetry.tenant_metrics import of_tenant
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from pagewire.v1.admin_pb2 import RequestAccount, ServiceMetrics, ServiceState, ServiceStatus
 from pagewire.wire import tenants
-from pagewire.wire.status import error_details
 from pagewire.wire.status.rpc_error import RpcError
 
 logger = logging.getLogger(__name__)
@@ -48,6 +47,14 @@ class PrefixCaches(Protocol):
     def subscribe(
         self, request: admin_pb2.SubscribeKvEventsRequest
     ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]: ...
+
+
+class Sleep(Protocol):
+    """Implements SleepModel and WakeModel. Both raise RpcError."""
+
+    async def sleep(self, request: admin_pb2.SleepModelRequest) -> admin_pb2.SleepModelResponse: ...
+
+    async def wake(self, request: admin_pb2.WakeModelRequest) -> admin_pb2.WakeModelResponse: ...
 
 
 # Implements ReplaceWeights. Raises RpcError.
@@ -123,6 +130,7 @@ async def accounts_behind(
 
 
 Report = TypeVar("Report", ServiceStatus, ServiceMetrics)
+Offer = TypeVar("Offer")
 
 
 def each_once(reports: Sequence[Sequence[Report]]) -> list[Report]:
@@ -148,10 +156,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         accounts: Accounts | None = None,
         adapters: Adapters | None = None,
         caches: PrefixCaches | None = None,
+        sleep: Sleep | None = None,
     ) -> None:
-        """behind: returns the current neighbours. replace_weights, adapters, caches: None if the service does not offer
-        them. accounts: of requests; None if the service keeps none."""
-        self._caches = caches
+        """behind: returns the current neighbours. replace_weights, adapters, caches, sleep: None if the service does
+        not offer them. accounts: of requests; None if the service keeps none."""
+        self._caches, self._sleep = caches, sleep
         self._accounts = accounts
         self._adapters = adapters
         self._service = service
@@ -193,92 +202,50 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ReplaceWeights(
         self, request: admin_pb2.ReplaceWeightsRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ReplaceWeightsResponse:
-        if self._replace_weights is None:
-            raise _elsewhere("weights cannot be replaced")
-        return await self._replace_weights(request)
+        return await _offered(self._replace_weights, "weights cannot be replaced")(request)
 
     async def LoadAdapter(
         self, request: admin_pb2.AdminServiceLoadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.AdminServiceLoadAdapterResponse:
-        return await self._offered_adapters().load(request)
+        return await _offered(self._adapters, "adapters cannot be loaded").load(request)
 
     async def UnloadAdapter(
         self, request: admin_pb2.AdminServiceUnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.AdminServiceUnloadAdapterResponse:
-        return await self._offered_adapters().unload(request)
+        return await _offered(self._adapters, "adapters cannot be loaded").unload(request)
 
     async def ResetPrefixCache(
         self, request: admin_pb2.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        return await self._offered_caches().reset(request)
+        return await _offered(self._caches, "there is no prefix cache").reset(request)
 
     async def SubscribeKvEvents(
         self, request: admin_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]:
-        async with aclosing(self._offered_caches().subscribe(request)) as messages:
+        async with aclosing(_offered(self._caches, "there is no prefix cache").subscribe(request)) as messages:
             async for message in messages:
                 yield message
 
-    def _offered_adapters(self) -> Adapters:
-        if self._adapters is None:
-            raise _elsewhere("adapters cannot be loaded")
-        return self._adapters
+    async def SleepModel(
+        self, request: admin_pb2.SleepModelRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.SleepModelResponse:
+        return await _offered(self._sleep, "no model can be put to sleep").sleep(request)
 
-    def _offered_caches(self) -> PrefixCaches:
-        if self._caches is None:
-            raise _elsewhere("there is no prefix cache")
-        return self._caches
+    async def WakeModel(
+        self, request: admin_pb2.WakeModelRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.WakeModelResponse:
+        return await _offered(self._sleep, "no model can be put to sleep").wake(request)
 
 
-def _elsewhere(what: str) -> RpcError:
-    return RpcError(grpc.StatusCode.UNIMPLEMENTED, f"{what} here; ask a tokenizer service or the scheduler")
+def _offered(offer: Offer | None, what: str) -> Offer:
+    """Returns what the service offers; raises RpcError if it offers nothing. what: that cannot be done then."""
+    if offer is None:
+        what += " here; ask a tokenizer service or the scheduler"
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, what)
+    return offer
 
 
 def _timeout_behind(context: grpc.aio.ServicerContext) -> float:
     """Returns the seconds in which the services behind this one have to answer."""
     remaining = context.time_remaining()
     return _TIMEOUT_S if remaining is None else min(_TIMEOUT_S, _SHARE_OF_TIME * remaining)
-
-
-def replace_behind(behind: Callable[[], Sequence[Neighbour]]) -> ReplaceWeights:
-    """Returns an implementation that asks all services behind this one, at the same time."""
-
-    async def replace(request: admin_pb2.ReplaceWeightsRequest) -> admin_pb2.ReplaceWeightsResponse:
-        neighbours = behind()
-        answers = await asyncio.gather(*(_replace_at(one, request) for one in neighbours), return_exceptions=True)
-        done = [answer for answer in answers if isinstance(answer, admin_pb2.ReplaceWeightsResponse)]
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if not neighbours:
-            raise RpcError(grpc.StatusCode.UNAVAILABLE, "no scheduler is available to replace weights; try again later")
-        if not errors:
-            return admin_pb2.ReplaceWeightsResponse(
-                version=done[0].version,
-                previous_version=done[0].previous_version,
-                num_executors=sum(answer.num_executors for answer in done),
-            )
-        if done and isinstance(errors[0], RpcError):
-            where = [one.address for one, answer in zip(neighbours, answers, strict=True) if answer in done]
-            raise RpcError(
-                errors[0].code,
-                f"weights {done[0].version} are in use only at {', '.join(where)}: {errors[0].message}; repeat the"
-                " request once this is fixed",
-            )
-        raise errors[0]
-
-    return replace
-
-
-async def _replace_at(
-    neighbour: Neighbour, request: admin_pb2.ReplaceWeightsRequest
-) -> admin_pb2.ReplaceWeightsResponse:
-    """Asks one neighbour. Raises RpcError."""
-    try:
-        return await admin_pb2_grpc.AdminServiceStub(neighbour.channel).ReplaceWeights(request)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error):
-            raise RpcError(
-                grpc.StatusCode.UNAVAILABLE,
-                f"the connection to the scheduler broke ({error.details()}); check with GetStatus or /v1/status which"
-                " weights are in use, and try again",
-            ) from error
-        raise RpcError.from_call(error) from error

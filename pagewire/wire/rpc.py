@@ -21,7 +21,7 @@ from pagewire.process.watchdog import watched
 from pagewire.telemetry.recent import Accounts
 from pagewire.telemetry.trace import Trace
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from pagewire.wire.admin import Adapters, AdminServicer, Describe, Neighbour, PrefixCaches, ReplaceWeights
+from pagewire.wire.admin import Adapters, AdminServicer, Describe, Neighbour, PrefixCaches, ReplaceWeights, Sleep
 from pagewire.wire.introspection import HealthServicer, add_reflection
 from pagewire.wire.local import unix_sockets
 from pagewire.wire.local.channel import LocalChannel
@@ -183,15 +183,16 @@ class Server:
         accounts: Accounts | None = None,
         adapters: Adapters | None = None,
         caches: PrefixCaches | None = None,
+        sleep: Sleep | None = None,
     ) -> None:
         """Adds AdminService.
 
         behind: returns the current neighbours behind this service. describe: fills in the details of its status.
-        replace_weights, accounts, adapters, caches: if the service offers them.
+        replace_weights, accounts, adapters, caches, sleep: if the service offers them.
         """
         name = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
         servicer = AdminServicer(
-            service, behind, lambda: self._is_ready, describe, replace_weights, accounts, adapters, caches
+            service, behind, lambda: self._is_ready, describe, replace_weights, accounts, adapters, caches, sleep
         )
         self.add(servicer, admin_pb2_grpc.add_AdminServiceServicer_to_server, name)
 

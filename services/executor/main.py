@@ -30,12 +30,15 @@ from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.runner import Runner
+from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features
-from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.sleep.resting_runner import RestingRunner, present_of
+from pagewire.services.executor.service.sleep.sleeping import Sleeping, start_again
 from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
+from pagewire.services.executor.start.before import Before
 from pagewire.services.executor.start.startup import resolve_device
 from pagewire.services.executor.tiers.start import served_tiers, start_tiered
 from pagewire.telemetry.metrics import serve_metrics
@@ -93,8 +96,12 @@ async def serve(config: ExecutorConfig) -> None:
     ranks = None if leader is None else LeadersStart(config, leader)
     start = partial(start_tiered, config) if ranks is None else ranks.runner
     place = None if on_cuda else DevicePlace(config)
+
+    def rests(runner: Runner, info: ExecutorInfo) -> tuple[Runner, ExecutorInfo]:
+        return (RestingRunner(runner) if ranks is None else runner), info
+
     worker = Worker(
-        lambda: _started(partial(start, str(find_model(config)), progress), place),
+        lambda: rests(*_started(partial(start, str(find_model(config)), progress), place)),
         on_cuda=on_cuda,
         pulse=watchdog.pulse("the device"),
         observer=NO_OBSERVER if ranks is None else ranks.observer,
@@ -104,17 +111,19 @@ async def serve(config: ExecutorConfig) -> None:
     server = rpc.Server(listen, config.shutdown_timeout, credentials=tls.of_services())
     load = partial(load_weights, config) if ranks is None else ranks.weights
     read = load_adapter if ranks is None else ranks.adapter
-    servicer = ExecutorServicer(
-        worker,
-        lambda info: Features(
-            make_grammars(config, info),
-            Replacements(worker, load, first_weights(info, config.revision or "")),
-            ServedAdapters(
-                worker.runner.adapters, read, config.lora_dir, None if ranks is None else ranks.drop_adapter
-            ),
-            served_tiers(config, worker.runner, tls.channel),
-        ),
-    )
+
+    def make_features(info: ExecutorInfo) -> Features:
+        weights = Replacements(worker, load, first_weights(info, config.revision or ""))
+        drop = None if ranks is None else ranks.drop_adapter
+        adapters = ServedAdapters(worker.runner.adapters, read, config.lora_dir, drop)
+        sleep = Sleeping(worker, config, find_model(config), again, weights, adapters)
+        tiers = served_tiers(config, present_of(worker.runner), tls.channel)
+        return Features(make_grammars(config, info), weights, adapters, tiers, sleep)
+
+    def again(config: ExecutorConfig, before: Before) -> tuple[Runner, ExecutorInfo]:
+        return _started(partial(start_again, config, str(find_model(config)), before), place)
+
+    servicer = Controls(worker, make_features)
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
     if leader is None:
         server.add_admin("executor")

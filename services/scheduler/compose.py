@@ -21,6 +21,7 @@ from pagewire.services.scheduler.roles.transfers import Transfers
 from pagewire.services.scheduler.service.engine import Engine
 from pagewire.services.scheduler.service.executors import Connect
 from pagewire.services.scheduler.service.held_outputs import HeldOutputs
+from pagewire.services.scheduler.sleep.model_sleep import ModelSleep
 from pagewire.services.scheduler.speculation.acceptance import Acceptances
 from pagewire.services.scheduler.speculation.no_drafts import NO_DRAFTS
 from pagewire.services.scheduler.speculation.speculation import Speculation
@@ -83,7 +84,12 @@ def make_engine(
         changed = engine.availability.greet_again
         return Adapters(engine.executors.drivers, engine.wake_all, changed, engine.end_request)
 
-    engine = Engine(config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, HeldOutputs)
+    def sleep(engine: Engine) -> ModelSleep:
+        return ModelSleep(engine, config.recovery_timeout, config.idle_timeout)
+
+    engine = Engine(
+        config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, sleep, HeldOutputs
+    )
     tiers.follow(scheduler, engine.executors.drivers)
     caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers.forgotten)
     return engine

@@ -84,6 +84,7 @@ def make_server(
         engine.accounts,
         engine.adapters,
         caches,
+        engine.sleep,
     )
     return server
 

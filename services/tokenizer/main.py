@@ -31,7 +31,8 @@ from pagewire.services.tokenizer.vectors.vectors import Vectors
 from pagewire.telemetry.metrics import serve_metrics
 from pagewire.v1 import inference_link_pb2, inference_link_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire.wire import rpc
-from pagewire.wire.admin import Neighbour, replace_behind
+from pagewire.wire.admin import Neighbour
+from pagewire.wire.behind import SleepBehind, replace_behind
 from pagewire.wire.caches import CachesBehind
 from pagewire.wire.discovery import Discovery, discover
 from pagewire.wire.key_interceptors import interceptors
@@ -190,8 +191,8 @@ def make_servers(config: TokenizerConfig, generator: TextGenerator, tls: Service
     for server in servers:
         server.add(servicer, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _NAME)
         if server is servers[0] or config.public_admin:
-            replace, caches = replace_behind(behind), CachesBehind(behind)
-            server.add_admin("tokenizer", behind, link.describe, replace, ACCOUNTS, generator.models, caches)
+            replace, caches, sleep = replace_behind(behind), CachesBehind(behind), SleepBehind(behind)
+            server.add_admin("tokenizer", behind, link.describe, replace, ACCOUNTS, generator.models, caches, sleep)
     add_link = inference_link_pb2_grpc.add_InferenceLinkServiceServicer_to_server
     servers[0].add(link, add_link, _LINK_NAME, is_link=True)
     return servers

@@ -114,8 +114,9 @@ class SchedulerLink(
         seconds without progress after which a scheduler counts as hung; 0 = never."""
         super().__init__("scheduler", discovery, connect, recovery_timeout)
         self._hang_timeout = hang_timeout
-        self._model_info: ModelInfo | None = None  # without adapters
+        self._model_info: ModelInfo | None = None  # what does not change
         self.adapters: dict[str, Adapter] = {}  # that requests may name, by name
+        self.sleep_level = 0  # of the model; 0: it is awake
         self._differs: set[str] = set()  # addresses that a warning was logged for
         stats.REQUESTS_IN_FLIGHT.set_function(lambda: self.num_live)
 
@@ -131,7 +132,7 @@ class SchedulerLink(
         self, peer: Peer[Any, SchedulerLinkServiceConnectResponse], message: SchedulerLinkServiceConnectResponse
     ) -> None:
         """Refuses a scheduler that serves another model than the others, as they are interchangeable."""
-        if _without_adapters(message.hello) == self._model_info or not self.is_up:
+        if _lasting(message.hello) == self._model_info or not self.is_up:
             self._differs.discard(peer.address)
             return
         if peer.address not in self._differs:
@@ -215,14 +216,16 @@ class SchedulerLink(
 
     def _on_hello(self, model_info: ModelInfo) -> None:
         self.adapters = {adapter.name: adapter for adapter in model_info.adapters}
-        model_info = _without_adapters(model_info)
+        self.sleep_level = model_info.sleep_level
+        model_info = _lasting(model_info)
         if model_info != self._model_info:
             logger.info("%s is served, max_model_len %d", model_info.model, model_info.max_model_len)
         self._model_info = model_info
 
 
-def _without_adapters(model_info: ModelInfo) -> ModelInfo:
+def _lasting(model_info: ModelInfo) -> ModelInfo:
     copy = ModelInfo()
     copy.CopyFrom(model_info)
     copy.ClearField("adapters")
+    copy.ClearField("sleep_level")
     return copy

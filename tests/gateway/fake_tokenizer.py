@@ -206,6 +206,9 @@ class FakeTokenizer(
         self.adapter_problem: RpcError | None = None
         self.num_resets = 0
         self.reset_problem: RpcError | None = None
+        self.sleeps: list[admin_pb2.SleepModelRequest] = []
+        self.sleep_level = 0
+        self.sleep_problem: RpcError | None = None
         self.breaks_replacement = False  # loses the connection during the next one
         self.more_metrics = ""  # lines of every service
         self.weights_version = ""  # of those that answer
@@ -411,6 +414,7 @@ class FakeTokenizer(
                     kind=self.kind,
                     default_sampling_params={"temperature": 0.2, "top_k": 20},
                     default_sampling_source="generation_config.json",
+                    sleep_level=self.sleep_level,
                 )
                 for name in self.models
             ]
@@ -449,6 +453,25 @@ class FakeTokenizer(
         if self.weights_problem is not None:
             raise self.weights_problem
         return admin_pb2.ReplaceWeightsResponse(version=request.version or "d1", previous_version="d0", num_executors=2)
+
+    def _sleep(self, level: int) -> None:
+        self.sleep_level = level
+        scheduler = admin_pb2.SchedulerStatus(sleep=admin_pb2.ModelSleepStatus(level=level))
+        del self.status.services[1:]
+        self.status.services.append(admin_pb2.ServiceStatus(service="scheduler", scheduler=scheduler))
+
+    async def SleepModel(self, request, context) -> admin_pb2.SleepModelResponse:
+        self.sleeps.append(request)
+        if self.sleep_problem is not None:
+            raise self.sleep_problem
+        self._sleep(request.level)
+        return admin_pb2.SleepModelResponse(num_executors=2)
+
+    async def WakeModel(self, request, context) -> admin_pb2.WakeModelResponse:
+        if self.sleep_problem is not None:
+            raise self.sleep_problem
+        self._sleep(0)
+        return admin_pb2.WakeModelResponse(num_executors=2)
 
     async def ResetPrefixCache(self, request, context) -> admin_pb2.ResetPrefixCacheResponse:
         self.num_resets += 1

@@ -61,24 +61,20 @@ ALIASES = {
     "vllm:kv_offload_allocation_failure": "pagewire:kv_offload_allocation_failure",
     "vllm:kv_offload_cpu_cache_usage_perc": "pagewire:kv_offload_cpu_cache_usage_perc",
     "vllm:lora_requests_info": "pagewire:lora_requests_info",
+    "vllm:engine_sleep_state": "pagewire:executor_sleep_state",
     "vllm:cuda_graphs": "pagewire:executor_cuda_graphs",
     "vllm:attention_backend": "pagewire:executor_attention_backend",
     "http_requests": "pagewire:http_requests",
     "http_request_duration_seconds": "pagewire:http_request_duration_seconds",
 }
-# Metrics with a label that ours lack: our name, the label, and the value; None: our value. Nothing is deferred, and no
-# engine sleeps. docs/operations.md names those without a counterpart.
+# Metrics with a label that ours lack: our name, the label, and the value; None: our value. Nothing is deferred.
+# docs/operations.md names those without a counterpart.
 DERIVED: dict[str, Sequence[tuple[str, dict[str, str], float | None]]] = {
     "vllm:num_requests_waiting_by_reason": [
         ("pagewire:num_requests_waiting", {"reason": "capacity"}, None),
         ("pagewire:num_requests_waiting", {"reason": "deferred"}, 0),
     ],
     "vllm:prompt_tokens_cached_by_source": [("pagewire:prompt_tokens_cached", {"source": "device"}, None)],
-    "vllm:engine_sleep_state": [
-        ("pagewire:executor_requests_running", {"sleep_state": "awake"}, 1),
-        ("pagewire:executor_requests_running", {"sleep_state": "weights_offloaded"}, 0),
-        ("pagewire:executor_requests_running", {"sleep_state": "discard_all"}, 0),
-    ],
     "vllm:rl_weight_update_operation_duration_seconds": [
         ("pagewire:executor_weights_load_seconds", {"operation": "load"}, None),
         ("pagewire:executor_weights_install_seconds", {"operation": "install"}, None),

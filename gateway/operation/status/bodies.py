@@ -104,6 +104,14 @@ class ReplicaState(Body):
     groups: list[PageGroup]
 
 
+class ModelSleep(Body):
+    """The sleep of the model. `level`: 0 while it is awake."""
+
+    level: int
+    wakes_on_request: bool  # no operator put it to sleep
+    problem: str  # why it could not be woken
+
+
 class Status(Body):
     """The state of all services at one moment. Values of a service that does not answer are 0 or empty."""
 
@@ -119,4 +127,5 @@ class Status(Body):
     latency: Latency
     prefix_cache: PrefixCache
     preemptions: int
+    sleep: ModelSleep
     replicas: list[ReplicaState]

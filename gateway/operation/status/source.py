@@ -10,6 +10,7 @@ from pagewire import __version__
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.operation.status.bodies import (
     Latency,
+    ModelSleep,
     PageGroup,
     PageMap,
     PrefixCache,
@@ -100,8 +101,16 @@ def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
             hits=sum(one.num_prefix_hits for one in schedulers),
         ),
         preemptions=sum(one.num_preemptions for one in schedulers),
+        sleep=_sleep([one.sleep for one in schedulers]),
         replicas=[_replica(one, ranks.get(one.address, ())) for scheduler in schedulers for one in scheduler.replicas],
     )
+
+
+def _sleep(found: Sequence[admin_pb2.ModelSleepStatus]) -> ModelSleep:
+    """Returns the sleep of a model behind several schedulers, which sleeps only if all say so."""
+    least = min(found, key=lambda one: one.level, default=admin_pb2.ModelSleepStatus())
+    problem = next((one.problem for one in found if one.problem), "")
+    return ModelSleep(level=least.level, wakes_on_request=least.wakes_on_request, problem=problem)
 
 
 def _health(one: ServiceStatus) -> ServiceHealth:

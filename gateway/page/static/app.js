@@ -38,9 +38,10 @@ function showHealth(state, text, detail = "") {
   if (byId("health-text").textContent !== text) byId("health-text").textContent = text;
 }
 
-function summary({ ready, reason, services, replicas }) {
+function summary({ ready, reason, services, replicas, sleep }) {
   const lost = services.find(({ state }) => state === "unreachable");
   if (lost) return ["unreachable", `${lost.service[0].toUpperCase()}${lost.service.slice(1)} not reachable`, lost.detail];
+  if (ready && sleep.level) return ["serving", "Asleep", sleep.problem || (sleep.wakes_on_request ? "A request wakes the model." : "Requests wait until the model is woken.")];
   if (!ready || !replicas.some(({ attached }) => attached)) return ["not_serving", "Starting", reason];
   return ["serving", "Ready"];
 }

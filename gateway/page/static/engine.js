@@ -59,7 +59,7 @@ function showServices({ services, num_gateways: numGateways }) {
   byId("services-note").textContent = `${count(numGateways)} gateway process${numGateways === 1 ? " is" : "es are"} connected; the table shows the one that serves this page.`;
 }
 
-function showReplicas({ replicas }) {
+function showReplicas({ replicas, sleep }) {
   const shape = JSON.stringify(replicas.map(({ name, address, groups }) => [name, address, groups.length]));
   if (byId("replicas").dataset.shape !== shape) {
     byId("replicas").dataset.shape = shape;
@@ -77,7 +77,7 @@ function showReplicas({ replicas }) {
     const goes = replica.leaving ? "; it is leaving and gets no new requests" : "";
     const ends = replica.replacing_weights ? ", which will be replaced when its requests finish" : "";
     const weights = replica.weights_version ? `; weights ${replica.weights_version}${ends}` : "";
-    const away = `Not connected${processes(replica.ranks)}. Its requests continue when it is back, or on another executor.`;
+    const away = sleep.level ? "Asleep: the memory of the model is free." : `Not connected${processes(replica.ranks)}. Its requests continue when it is back, or on another executor.`;
     byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights + processes(replica.ranks) + goes : away;
     replica.groups.forEach((group, place) => maps[index][place].show(group));
   });

@@ -85,8 +85,7 @@ _TABLE = (
     ("disable-hybrid-kv-cache-manager", "each kind of layer always has its own group of blocks"),
     (
         "enable-sleep-mode enable-cumem-allocator enable-nccl-comm-suspend",
-        "an idle executor keeps its memory; to free it, stop the executor and start it again later (--weights-cache"
-        " makes the start quick)",
+        "every model can sleep: POST /sleep, or --idle-timeout",
     ),
     (
         "max-seq-len-to-capture= max-context-len-to-capture=",

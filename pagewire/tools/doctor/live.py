@@ -142,7 +142,9 @@ def _services(status: Mapping[str, object]) -> Finding:
     if away:
         said = ", ".join(f"{one['service']} {one.get('address', '')} {one['state']}" for one in away)
         return problem("services", said, "requests wait for it, or go to its peers", "see its log, and GET /v1/status")
-    return ok("services", f"{len(services)} serve")
+    sleep = status.get("sleep")
+    is_asleep = isinstance(sleep, dict) and sleep.get("level")
+    return ok("services", f"{len(services)} serve{', the model sleeps' if is_asleep else ''}")
 
 
 def _preemptions(change: Change) -> Finding:

@@ -29,6 +29,13 @@ class KVBlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KV_BLOCK_STATE_CACHED: _ClassVar[KVBlockState]
     KV_BLOCK_STATE_USED: _ClassVar[KVBlockState]
     KV_BLOCK_STATE_SHARED: _ClassVar[KVBlockState]
+
+class SleepMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLEEP_MODE_UNSPECIFIED: _ClassVar[SleepMode]
+    SLEEP_MODE_WAIT: _ClassVar[SleepMode]
+    SLEEP_MODE_KEEP: _ClassVar[SleepMode]
+    SLEEP_MODE_ABORT: _ClassVar[SleepMode]
 SERVICE_STATE_UNSPECIFIED: ServiceState
 SERVICE_STATE_SERVING: ServiceState
 SERVICE_STATE_NOT_SERVING: ServiceState
@@ -42,6 +49,10 @@ KV_BLOCK_STATE_FREE: KVBlockState
 KV_BLOCK_STATE_CACHED: KVBlockState
 KV_BLOCK_STATE_USED: KVBlockState
 KV_BLOCK_STATE_SHARED: KVBlockState
+SLEEP_MODE_UNSPECIFIED: SleepMode
+SLEEP_MODE_WAIT: SleepMode
+SLEEP_MODE_KEEP: SleepMode
+SLEEP_MODE_ABORT: SleepMode
 
 class ResetPrefixCacheRequest(_message.Message):
     __slots__ = ()
@@ -350,7 +361,7 @@ class RecentLatency(_message.Message):
     def __init__(self, count: _Optional[int] = ..., p50_seconds: _Optional[float] = ..., p95_seconds: _Optional[float] = ...) -> None: ...
 
 class SchedulerStatus(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "generation_tokens_per_second", "prompt_tokens_per_second", "num_generation_tokens", "num_prompt_tokens", "num_prefix_queries", "num_prefix_hits", "num_preemptions", "replicas")
+    __slots__ = ("num_running", "num_waiting", "generation_tokens_per_second", "prompt_tokens_per_second", "num_generation_tokens", "num_prompt_tokens", "num_prefix_queries", "num_prefix_hits", "num_preemptions", "replicas", "sleep")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +372,7 @@ class SchedulerStatus(_message.Message):
     NUM_PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     generation_tokens_per_second: float
@@ -371,7 +383,8 @@ class SchedulerStatus(_message.Message):
     num_prefix_hits: int
     num_preemptions: int
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., num_generation_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
+    sleep: ModelSleepStatus
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., num_generation_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., sleep: _Optional[_Union[ModelSleepStatus, _Mapping]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
     __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups", "weights_version", "is_replacing_weights", "name", "is_leaving", "num_prefix_queries", "num_prefix_hits", "num_generation_tokens")
@@ -432,3 +445,37 @@ class KVRun(_message.Message):
     state: KVBlockState
     num_cells: int
     def __init__(self, state: _Optional[_Union[KVBlockState, str]] = ..., num_cells: _Optional[int] = ...) -> None: ...
+
+class SleepModelRequest(_message.Message):
+    __slots__ = ("level", "mode")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    mode: SleepMode
+    def __init__(self, level: _Optional[int] = ..., mode: _Optional[_Union[SleepMode, str]] = ...) -> None: ...
+
+class SleepModelResponse(_message.Message):
+    __slots__ = ("num_executors",)
+    NUM_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    num_executors: int
+    def __init__(self, num_executors: _Optional[int] = ...) -> None: ...
+
+class WakeModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WakeModelResponse(_message.Message):
+    __slots__ = ("num_executors",)
+    NUM_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    num_executors: int
+    def __init__(self, num_executors: _Optional[int] = ...) -> None: ...
+
+class ModelSleepStatus(_message.Message):
+    __slots__ = ("level", "wakes_on_request", "problem")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    WAKES_ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    wakes_on_request: bool
+    problem: str
+    def __init__(self, level: _Optional[int] = ..., wakes_on_request: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...

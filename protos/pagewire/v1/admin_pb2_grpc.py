@@ -75,6 +75,16 @@ class AdminServiceStub:
                 request_serializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
                 _registered_method=True)
+        self.SleepModel = channel.unary_unary(
+                '/pagewire.v1.AdminService/SleepModel',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.SleepModelRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.SleepModelResponse.FromString,
+                _registered_method=True)
+        self.WakeModel = channel.unary_unary(
+                '/pagewire.v1.AdminService/WakeModel',
+                request_serializer=pagewire_dot_v1_dot_admin__pb2.WakeModelRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_admin__pb2.WakeModelResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -150,6 +160,24 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SleepModel(self, request, context):
+        """Puts the model to sleep: all executors give its memory back. On the scheduler, and on tokenizers, which forward it;
+        on ports for clients with a key that may change the service. Returns when it sleeps. Requests that arrive later wait
+        until WakeModel. FAILED_PRECONDITION reports why it cannot sleep now. If the caller disconnects, it goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeModel(self, request, context):
+        """Wakes the model, where SleepModel may be called. Returns when it takes requests; at once, if it is awake.
+        FAILED_PRECONDITION reports why it cannot be loaded: then the requests that wait end with that reason, and a later
+        request tries again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,6 +220,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SubscribeKvEvents,
                     request_deserializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+            'SleepModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SleepModel,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.SleepModelRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.SleepModelResponse.SerializeToString,
+            ),
+            'WakeModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeModel,
+                    request_deserializer=pagewire_dot_v1_dot_admin__pb2.WakeModelRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_admin__pb2.WakeModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -411,6 +449,60 @@ class AdminService:
             '/pagewire.v1.AdminService/SubscribeKvEvents',
             pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsRequest.SerializeToString,
             pagewire_dot_v1_dot_admin__pb2.SubscribeKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SleepModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/SleepModel',
+            pagewire_dot_v1_dot_admin__pb2.SleepModelRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.SleepModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.AdminService/WakeModel',
+            pagewire_dot_v1_dot_admin__pb2.WakeModelRequest.SerializeToString,
+            pagewire_dot_v1_dot_admin__pb2.WakeModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -195,7 +195,7 @@ class KVGroup(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_methods", "draft_bounds", "max_adapters", "adapters", "adapter_directory", "found_adapters", "kv_tiers", "kv_format", "role")
+    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_methods", "draft_bounds", "max_adapters", "adapters", "adapter_directory", "found_adapters", "kv_tiers", "kv_format", "role", "sleep")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_INFO_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class DescribeResponse(_message.Message):
     KV_TIERS_FIELD_NUMBER: _ClassVar[int]
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     model_info: _common_pb2.ModelInfo
     block_size: int
@@ -248,7 +249,8 @@ class DescribeResponse(_message.Message):
     kv_tiers: _containers.RepeatedCompositeFieldContainer[KVTier]
     kv_format: str
     role: ExecutorRole
-    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_methods: _Optional[_Iterable[_Union[DraftMethod, _Mapping]]] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ..., adapter_directory: _Optional[str] = ..., found_adapters: _Optional[_Iterable[_Union[FoundAdapter, _Mapping]]] = ..., kv_tiers: _Optional[_Iterable[_Union[KVTier, _Mapping]]] = ..., kv_format: _Optional[str] = ..., role: _Optional[_Union[ExecutorRole, str]] = ...) -> None: ...
+    sleep: SleepState
+    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_methods: _Optional[_Iterable[_Union[DraftMethod, _Mapping]]] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ..., adapter_directory: _Optional[str] = ..., found_adapters: _Optional[_Iterable[_Union[FoundAdapter, _Mapping]]] = ..., kv_tiers: _Optional[_Iterable[_Union[KVTier, _Mapping]]] = ..., kv_format: _Optional[str] = ..., role: _Optional[_Union[ExecutorRole, str]] = ..., sleep: _Optional[_Union[SleepState, _Mapping]] = ...) -> None: ...
 
 class FoundAdapter(_message.Message):
     __slots__ = ("name", "path", "digest", "problem", "changed_at")
@@ -463,3 +465,37 @@ class StepResult(_message.Message):
     num_drafted: _containers.RepeatedScalarFieldContainer[int]
     loaded: _containers.RepeatedCompositeFieldContainer[KVLoaded]
     def __init__(self, step_id: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., execute_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., idle_ns: _Optional[int] = ..., vectors: _Optional[_Mapping[int, _common_pb2.Vector]] = ..., errors: _Optional[_Mapping[int, _common_pb2.RequestError]] = ..., prompt_logprobs: _Optional[_Mapping[int, _common_pb2.Logprobs]] = ..., num_drafted: _Optional[_Iterable[int]] = ..., loaded: _Optional[_Iterable[_Union[KVLoaded, _Mapping]]] = ...) -> None: ...
+
+class SleepState(_message.Message):
+    __slots__ = ("level", "wakes_on_request")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    WAKES_ON_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    wakes_on_request: bool
+    def __init__(self, level: _Optional[int] = ..., wakes_on_request: _Optional[bool] = ...) -> None: ...
+
+class SleepRequest(_message.Message):
+    __slots__ = ("state", "term")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    state: SleepState
+    term: int
+    def __init__(self, state: _Optional[_Union[SleepState, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+
+class SleepResponse(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
+class WakeResponse(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...

@@ -91,6 +91,16 @@ class ExecutorServiceStub:
                 request_serializer=pagewire_dot_v1_dot_executor__pb2.ReadBlocksRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_executor__pb2.BlockContents.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/Sleep',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.SleepRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/pagewire.v1.ExecutorService/Wake',
+                request_serializer=pagewire_dot_v1_dot_executor__pb2.WakeRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_executor__pb2.WakeResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -193,6 +203,23 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives the memory of weights, KV cache and recorded steps back, between two steps. Ends the stream of steps, if there
+        is one; none can be opened before Wake. Asleep already: sets the level that is asked for, if it is higher.
+        FAILED_PRECONDITION: a later scheduler has the executor. UNIMPLEMENTED: it consists of several ranks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Makes the model ready for steps again, and answers once it is; at once, if it is awake. FAILED_PRECONDITION reports
+        why it cannot be loaded: it sleeps on. Weights other than those of --model may have to be installed again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -250,6 +277,16 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.ReadBlocks,
                     request_deserializer=pagewire_dot_v1_dot_executor__pb2.ReadBlocksRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_executor__pb2.BlockContents.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.SleepRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=pagewire_dot_v1_dot_executor__pb2.WakeRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_executor__pb2.WakeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -551,6 +588,60 @@ class ExecutorService:
             '/pagewire.v1.ExecutorService/ReadBlocks',
             pagewire_dot_v1_dot_executor__pb2.ReadBlocksRequest.SerializeToString,
             pagewire_dot_v1_dot_executor__pb2.BlockContents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/Sleep',
+            pagewire_dot_v1_dot_executor__pb2.SleepRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.ExecutorService/Wake',
+            pagewire_dot_v1_dot_executor__pb2.WakeRequest.SerializeToString,
+            pagewire_dot_v1_dot_executor__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -440,7 +440,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "root", "max_model_len", "create_time", "has_chat_template", "kind", "default_sampling_params", "default_sampling_source", "parent", "files", "calls_tools", "reasons", "reads_images", "fills_in_middle")
+    __slots__ = ("id", "root", "max_model_len", "create_time", "has_chat_template", "kind", "default_sampling_params", "default_sampling_source", "parent", "files", "calls_tools", "reasons", "reads_images", "fills_in_middle", "sleep_level")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +455,7 @@ class Model(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     READS_IMAGES_FIELD_NUMBER: _ClassVar[int]
     FILLS_IN_MIDDLE_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
     id: str
     root: str
     max_model_len: int
@@ -469,7 +470,8 @@ class Model(_message.Message):
     reasons: bool
     reads_images: bool
     fills_in_middle: bool
-    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., default_sampling_source: _Optional[str] = ..., parent: _Optional[str] = ..., files: _Optional[_Union[ModelFiles, _Mapping]] = ..., calls_tools: _Optional[bool] = ..., reasons: _Optional[bool] = ..., reads_images: _Optional[bool] = ..., fills_in_middle: _Optional[bool] = ...) -> None: ...
+    sleep_level: int
+    def __init__(self, id: _Optional[str] = ..., root: _Optional[str] = ..., max_model_len: _Optional[int] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[_Union[_common_pb2.ModelKind, str]] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., default_sampling_source: _Optional[str] = ..., parent: _Optional[str] = ..., files: _Optional[_Union[ModelFiles, _Mapping]] = ..., calls_tools: _Optional[bool] = ..., reasons: _Optional[bool] = ..., reads_images: _Optional[bool] = ..., fills_in_middle: _Optional[bool] = ..., sleep_level: _Optional[int] = ...) -> None: ...
 
 class ModelFiles(_message.Message):
     __slots__ = ("format", "architecture", "size_bytes", "digest", "num_parameters", "quantization", "modify_time", "trained_len", "hidden_size", "num_layers")

@@ -179,6 +179,20 @@ class ServedAdapters:
             )
         return replace(change, adapter=held)
 
+    async def on_sleep(self) -> None:
+        """Waits until nothing is read for the model, which is about to be dropped. Adapters in memory stay there."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
+        async with self._reading:
+            pass
+
+    def on_wake(self, slots: Adapters) -> None:
+        """Takes in the slots of the model that was loaded again; they get the adapters that the former ones had."""
+        if self._slots is not None and isinstance(slots, AdapterSlots) and slots is not self._slots:
+            slots.host = self._slots.host
+            self._slots = slots
+
     def _read_ahead(self) -> None:
         """Begins to read the next adapter that a step is going to need, so that the step need not wait for it."""
         if self._slots is not None and self._ahead is None and (absent := self._slots.host.absent()) is not None:

@@ -116,6 +116,13 @@ class AdapterSlots(Adapters):
         self._filled[change.slot] = change.adapter
         metrics.ADAPTER_SLOT_LOADS.inc()
 
+    def leave(self) -> None:
+        """Gives the memory of the slots back, and drops the model; nothing else may follow. `host` stays of use."""
+        for adapted in self._fitting.layers:
+            adapted.layer.adapters = None
+        self._filled.clear()
+        del self._fitting
+
     def fit(self, files: AdapterFiles) -> HostAdapter:
         """Returns the rank's share of an adapter in the form of the slots. Raises AdapterError if it does not fit."""
         adapter = self._fitting.fit(files)

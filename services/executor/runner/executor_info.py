@@ -63,6 +63,7 @@ class ExecutorInfo:
     num_ranks: int = 1
     weights_digest: str = ""  # of the weights at start
     role: str = "both"  # or prefill, decode
+    cache_size: int = 0  # blocks, as --num-gpu-blocks-override
 
     @property
     def num_blocks(self) -> int:

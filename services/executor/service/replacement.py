@@ -143,6 +143,7 @@ class Replacements:
         self._in_force = first
         self._loaded: LoadedWeights | None = None
         self._install_lock = asyncio.Lock()
+        self._num_sleeps = 0
         self._reader = ThreadPoolExecutor(1, "weights", initializer=step_back)
         stats.WEIGHTS_VERSION.labels(first.version).set(1)
 
@@ -156,7 +157,7 @@ class Replacements:
         if self._loaded is not None and self._loaded.weights == wanted:
             return wanted
         self._loaded = None
-        started = time.perf_counter()
+        started, num_sleeps = time.perf_counter(), self._num_sleeps
         runner = self._worker.runner
         try:
             loaded = await asyncio.get_running_loop().run_in_executor(self._reader, self._load, runner, wanted)
@@ -169,6 +170,9 @@ class Replacements:
             raise RpcError(
                 grpc.StatusCode.INVALID_ARGUMENT, f"these weights cannot replace the weights in force: {error}"
             ) from error
+        if self._num_sleeps != num_sleeps:  # they would be copied to places that are gone
+            message = "the model fell asleep while other weights were loaded; load them again once it is awake"
+            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, message)
         self._loaded = loaded
         seconds = time.perf_counter() - started
         stats.WEIGHTS_LOAD_SECONDS.observe(seconds)
@@ -200,6 +204,17 @@ class Replacements:
         if self._loaded is not None and self._loaded.others is not None:
             self._loaded.others.drop()
         self._loaded = None
+
+    def on_sleep(self) -> None:
+        """Forgets loaded weights, as the model is about to be dropped."""
+        self.drop()
+        self._num_sleeps += 1
+
+    def on_wake(self, first: Weights) -> None:
+        """Takes in that the model was loaded again as at the start."""
+        self._in_force = first
+        stats.WEIGHTS_VERSION.clear()
+        stats.WEIGHTS_VERSION.labels(first.version).set(1)
 
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)

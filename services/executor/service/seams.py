@@ -1,4 +1,4 @@
-"""The seams of the servicer: grammars of requests, replacement of the model's weights, adapters, tiers of memory."""
+"""The seams of the servicer: grammars of requests, weights, adapters, tiers of memory, sleep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pagewire.v1.executor_pb2 import (
     BlockHashes,
     DescribeResponse,
     ReadBlocksRequest,
+    SleepState,
     StepRequest,
     TierChanges,
     Weights,
@@ -94,6 +95,23 @@ class TierCalls(Protocol):
         """Ends threads."""
 
 
+class Sleep(Protocol):
+    """Gives the model's memory back, and takes it again. Used on the event loop."""
+
+    state: SleepState  # of the model, now
+
+    def check(self) -> None:
+        """Raises RpcError FAILED_PRECONDITION unless the model is awake."""
+
+    async def fall_asleep(self, wanted: SleepState) -> float:
+        """Gives the model's memory back; returns the seconds that it took. Raises RpcError."""
+
+    async def wake(self) -> float:
+        """Makes the model ready for steps; returns the seconds that it took. Raises RpcError if it sleeps on."""
+
+    def close(self) -> None: ...
+
+
 class Features(NamedTuple):
     """Everything that is served beside steps."""
 
@@ -101,3 +119,4 @@ class Features(NamedTuple):
     weights: WeightVersions
     adapters: AdapterVersions
     tiers: TierCalls
+    sleep: Sleep

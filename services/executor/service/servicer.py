@@ -12,21 +12,18 @@ from pagewire.process.memory_return import LARGE, return_memory_after
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service import convert
-from pagewire.services.executor.service.feature_calls import FeatureCalls
 from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.session import Results, Session, StepFailed
 from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.step.limits import LARGE_STEP
 from pagewire.services.executor.step.step import InvalidStep
-from pagewire.v1 import executor_pb2
+from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire.local.pipe import thread_writer
 from pagewire.wire.rpc import RpcError, cancel
 from pagewire.wire.status.executor_failures import ExecutorFailure
 
 # Seconds for which a scheduler with a broken stream excludes lower terms: it reconnects at once if it can.
 TERM_HELD_S = 10.0
-
-
 # By the status code of a DeviceError or StepFailed.
 _FAILURES = {
     grpc.StatusCode.UNKNOWN: ExecutorFailure.STEP_FAILED,
@@ -36,8 +33,8 @@ _FAILURES = {
 }
 
 
-class ExecutorServicer(FeatureCalls):
-    """Converts messages; the worker executes."""
+class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+    """Converts messages; the worker executes. `Controls` adds what is done beside steps."""
 
     def __init__(
         self,
@@ -69,14 +66,9 @@ class ExecutorServicer(FeatureCalls):
         response = convert.describe_response(info, await features.weights.in_force())
         await features.tiers.describe(response)  # at once: for the weights that are in force
         response.MergeFrom(await features.adapters.describe())
+        if features.sleep.state.level:
+            response.sleep.CopyFrom(features.sleep.state)
         return response
-
-    async def InstallWeights(
-        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.InstallWeightsResponse:
-        weights = (await self._features()).weights
-        self._check_term(request.term)
-        return executor_pb2.InstallWeightsResponse(seconds=await weights.install(request.weights))
 
     async def _features(self) -> Features:
         info = await self._loaded()
@@ -97,6 +89,7 @@ class ExecutorServicer(FeatureCalls):
         opening = await anext(request_iterator, None)
         if opening is None:
             return
+        (await self._features()).sleep.check()
         self._take(opening)
         results = Results(asyncio.get_running_loop(), thread_writer(context))
         if self._current is not None:

@@ -61,9 +61,9 @@ class StepWatch:
         self._launching: tuple[float, float | None] | None = None  # load, expected seconds
         self._launched: deque[tuple[float, float | None]] = deque()
 
-    def begin(self, allowance: float = 0.0) -> None:
+    def begin(self, allowance: float | None = 0.0) -> None:
         """Marks that the device thread has work. allowance: seconds for work before a step is launched: images of any
-        size, or other weights."""
+        size, or other weights; None: without a limit."""
         with self._lock:
             self._preparing = allowance
             self._beat()

@@ -44,6 +44,7 @@ class Submitted:
 class Called:
     function: Callable[[Runner], None]
     reason: str  # for the end of the session
+    within: float | None  # seconds until a watchdog may count it as a hang; None: never
     done: Future[None] = field(default_factory=Future)
 
 

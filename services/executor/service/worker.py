@@ -113,10 +113,12 @@ class Worker:
         """True if no request has a row and no step waits. Read on any thread."""
         return not self._num_requests and self._submitted.empty()
 
-    def between_steps(self, function: Callable[[Runner], None], reason: str) -> Future[None]:
+    def between_steps(
+        self, function: Callable[[Runner], None], reason: str, within: float | None = INSTALL_S
+    ) -> Future[None]:
         """Calls a function on the device thread that makes rows and KV cache void; the session ends before. An error in
-        it counts as a device error."""
-        called = Called(function, reason)
+        it counts as a device error, and so does a hang of `within` seconds."""
+        called = Called(function, reason, within)
         self._put(called)
         return called.done
 
@@ -149,6 +151,8 @@ class Worker:
                 self._handle(runner, item)
                 self._observer.ended(item)
                 self._watch.end()
+                if isinstance(item, Called):
+                    recording = IdleRecording(runner)  # it may have made records void
         except BaseException as error:
             self.fail(error)
         self._end_session(None, "the executor stops")
@@ -308,8 +312,8 @@ class Worker:
             self.failed.set_exception(error)
 
 
-def _allowance(item: Item, runner: Runner) -> float:
-    """Returns the seconds that the item may take in addition to a step."""
+def _allowance(item: Item, runner: Runner) -> float | None:
+    """Returns the seconds that the item may take in addition to a step; None: it has no limit."""
     if isinstance(item, Called):
-        return INSTALL_S
+        return item.within
     return IMAGES_S if runner.smallest_image > 0 else 0.0

@@ -35,6 +35,7 @@ from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
 from pagewire.services.executor.runner.executor_info import NO_COSTS, ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.probe import BrokenModel, probe
+from pagewire.services.executor.start.before import Before
 from pagewire.services.executor.start.decode_costs import measure
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from pagewire.services.executor.start.phases import Phases
@@ -73,12 +74,17 @@ def _set_batch_invariance(config: ExecutorConfig, device: torch.device) -> None:
 
 
 def start_runner(
-    config: ExecutorConfig, model_path: str, progress: Progress, group: Group = ALONE_GROUP
+    config: ExecutorConfig,
+    model_path: str,
+    progress: Progress,
+    group: Group = ALONE_GROUP,
+    before: Before | None = None,
 ) -> tuple[ModelRunner, ExecutorInfo]:
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
     model_path: the directory of the files of `config.model`. group: the ranks that serve the model together; each of
-    them calls this function. Raises StartupError (also if memory does not suffice), ModelLoadError or RankLost.
+    them calls this function. before: an earlier start in this process, whose sizes stay. Raises StartupError (also if
+    memory does not suffice), ModelLoadError or RankLost.
     """
     config = replace(config, cpu_share=config.cpu_share / group.num_local)
     device, phases = resolve_device(config.device), Phases()
@@ -98,7 +104,9 @@ def start_runner(
     torch.set_num_threads(config.num_threads or _num_threads(config))
     with phases("weights"):
         path = Path(model_path)
-        served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
+        served = before.served if before is not None else None
+        if served is None:
+            served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
         group.check_same("weights", served.digest)
     model, pooling = served.model, served.pooling
     if config.batch_invariant and (refused := values.of_batches(str(model.config.dtype).removeprefix("torch."))):
@@ -131,7 +139,11 @@ def start_runner(
         with phases("adapters"):
             # Behind the drafter: a copy of the model drafts without adapters.
             setup = replace(setup, adapters=make_slots(config, model, device, group))
-    size = group.least(num_blocks(setup, Path(model_path), phases, progress))
+    if before is None:
+        size = group.least(num_blocks(setup, Path(model_path), phases, progress))
+    else:
+        size = before.info.cache_size
+        memory.check_kv_cache_fits(setup.cache_bytes(size), device, "--kv-cache-memory-bytes, or free memory")
     progress(1.0, "KV cache")
     with phases("kv_cache"):
         longest = kv_cache.longest_request(kv_cache.kv_groups(model, size, limits), limits)
@@ -149,15 +161,17 @@ def start_runner(
         with phases("graph_capture", [f"{len(setup.graph_sizes)} + {len(setup.graph_prompts)} sizes"]):
             capture_graphs(runner, setup.graph_sizes, progress, prompts=setup.graph_prompts)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
-    costs = NO_COSTS
-    if setup.speculation is not None and setup.speculation.adaptive:
+    costs = NO_COSTS if before is None else before.info.decode_costs
+    if before is None and setup.speculation is not None and setup.speculation.adaptive:
         with phases("decode_costs"):
             # Processor time, where other ranks need not be waited for: other processes start at the same time.
             is_alone = device.type == "cpu" and group.size == 1
             costs = measure(runner, group, time.thread_time if is_alone else time.perf_counter)
     logger.info("ready: %s", phases)
     group.check()
-    info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs)
+    info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs, cache_size=size)
+    if before is not None:
+        info = replace(info, incarnation=before.info.incarnation)
     _report_bytes(info, runner, device)
     return runner, info
 

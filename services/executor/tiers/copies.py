@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 class Copies(Protocol):
     """Copies of whole blocks. Points in time are opaque: None, or an event of the device."""
 
+    def bind(self, caches: Sequence[Tensor]) -> None:
+        """Makes these the KV cache, and lets the one before go. caches: of each group, [num_blocks, ...]"""
+
     def now(self) -> Any:
         """Returns the time at which all steps that were launched are done. Called on the device thread."""
 
@@ -41,7 +44,9 @@ class HostCopies:
     """A KV cache in memory of the host: a copy is done when its call returns."""
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
-        """caches: of each group, [num_blocks, ...]"""
+        self.bind(caches)
+
+    def bind(self, caches: Sequence[Tensor]) -> None:
         self._blocks = [rows_of(cache).numpy() for cache in caches]
 
     def now(self) -> None: ...
@@ -61,10 +66,12 @@ class CudaCopies:
     """A KV cache on a GPU: copies run on a stream of their own, beside the steps."""
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
-        """caches: of each group, [num_blocks, ...]"""
         self._device = caches[0].device
-        self._blocks = [rows_of(cache) for cache in caches]
+        self.bind(caches)
         self._stream = torch.cuda.Stream(self._device)
+
+    def bind(self, caches: Sequence[Tensor]) -> None:
+        self._blocks = [rows_of(cache) for cache in caches]
 
     def pin(self, memory: np.ndarray) -> None:
         """Keeps memory of the host in its place, so that copies of it run beside everything else."""

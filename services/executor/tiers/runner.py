@@ -13,6 +13,7 @@ from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.runner.adapters import Adapters
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.services.executor.tiers.contents import Key
@@ -52,6 +53,18 @@ class TieredRunner:
         if step.saves:
             tiers.save(step.saves)
         return output
+
+    def rest(self) -> ModelRunner:
+        """Lets the runner inside go, and returns it; what is saved stays. Called on the device thread."""
+        self.tiers.rest()
+        return self._runner
+
+    def resume(self, runner: Runner) -> TieredRunner:
+        """Returns this runner around another one of the same model."""
+        assert isinstance(runner, ModelRunner)
+        self._runner = runner
+        self.tiers.copies.bind(runner.kv_caches[: len(runner.kv_groups)])
+        return self
 
     def reset(self) -> None:
         self.tiers.loads.cancel()

@@ -27,6 +27,7 @@ class Tiers:
     def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None, block_bytes: Sequence[int]) -> None:
         """block_bytes: of each group."""
         self.host, self.disk, self.block_bytes = host, disk, tuple(block_bytes)
+        self.copies = copies
         self.saves = Saves(copies, host, disk)
         self.loads = Loads(copies, host, disk, self.saves)
         self._has_threads = False
@@ -69,6 +70,14 @@ class Tiers:
         self.saves.drop()
         self.format = ""
         self.host.open("")
+
+    def rest(self) -> None:
+        """Lets the KV cache go, until `copies` are bound to another one; the tiers keep theirs. Called on the device
+        thread."""
+        self.loads.cancel()
+        self.saves.drop()
+        self.saves.wait(None, _SAVING_S)
+        self.copies.bind([])
 
     def load(self, load: Load) -> None:
         """Begins a load before the next step. Called on the device thread."""

@@ -76,9 +76,9 @@ class Replica:
             request.preempt()
         return running
 
-    def drain(self) -> None:
-        """Lets running requests end, and admits only requests that need the weights of this executor."""
-        self._rows.drain()
+    def drain(self, *, begins: bool = True) -> None:
+        """Lets running requests end, and admits only those that need the weights of this executor; or no longer."""
+        self._rows.is_draining = begins
 
     @property
     def is_draining(self) -> bool:

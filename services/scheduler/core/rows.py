@@ -81,10 +81,6 @@ class Rows:
         """True if the executor has yet to free rows of requests that ended, or to begin a load."""
         return bool(self._finished_request_ids) or (self.kv.tiers is not None and self.kv.tiers.has_loads)
 
-    def drain(self) -> None:
-        """Admits only requests that need these weights from now on."""
-        self.is_draining = True
-
     def leave(self) -> None:
         """Drops all running requests, as the executor is lost."""
         self.kv.leave_index(self.running)

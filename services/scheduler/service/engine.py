@@ -31,6 +31,7 @@ from pagewire.services.scheduler.service.seams import (
     Admission,
     CompileGrammar,
     HeldOutputs,
+    Sleep,
     WeightsInForce,
 )
 from pagewire.services.scheduler.service.tracking import Tracking
@@ -40,6 +41,7 @@ from pagewire.services.scheduler.values.request import FinishReason, Request
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.spans import Span
 from pagewire.telemetry.trace import Trace
+from pagewire.v1.executor_pb2 import DescribeResponse
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
 from pagewire.wire.discovery.listed import Discovery
 from pagewire.wire.rpc import RpcError, timeout_of
@@ -61,6 +63,7 @@ class Engine:
         compile_grammar: CompileGrammar,
         make_weights: Callable[["Engine"], WeightsInForce],
         make_adapters: Callable[["Engine"], AdaptersInForce],
+        make_sleep: Callable[["Engine"], Sleep],
         make_held: Callable[[Callable[[], None]], HeldOutputs],
     ) -> None:
         """connect: makes the channel to a listed executor. scheduler: without replicas."""
@@ -78,13 +81,14 @@ class Engine:
         self._delivery = Delivery(
             self.scheduler, self._admission, self._expiry, self._stats, self._wake_after_end, make_held
         )
-        self.accounts = self._delivery.accounts
-        self._tracking = Tracking(self._delivery.live)
+        self.accounts, self.live = self._delivery.accounts, self._delivery.live
+        self._tracking = Tracking(self.live)
         self.availability = Availability(config, self.executors.starting, self._on_given_up)
         self.draining = Draining()
         self._last_request_id = 0
         self.weights = make_weights(self)
         self.adapters = make_adapters(self)
+        self.sleep = make_sleep(self)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -99,6 +103,7 @@ class Engine:
         """
         self.availability.check()
         check_length(submission, self.availability.info, is_served=self.scheduler.info is not None)
+        self.sleep.on_request()
         self._last_request_id += 1
         timeout = timeout_of(submission.context)
         try:
@@ -194,7 +199,7 @@ class Engine:
     async def drained(self) -> None:
         """Waits until no request is live, or until a later scheduler has the executors and thus receives the
         requests."""
-        live, drivers = self._delivery.live, self._drivers
+        live, drivers = self.live, self._drivers
         while live and not (drivers and all(driver.client.was_refused for driver in drivers.values())):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -203,6 +208,7 @@ class Engine:
     async def run(self) -> None:
         """Serves until cancelled."""
         self.availability.start_waiting()
+        self.sleep.start()
         try:
             await self.executors.run(self._discovery)
         finally:
@@ -210,6 +216,7 @@ class Engine:
             self._expiry.stop()
             self.weights.stop()
             self.adapters.stop()
+            self.sleep.stop()
 
     def wake_all(self) -> None:
         for driver in self._drivers.values():
@@ -236,6 +243,9 @@ class Engine:
     def on_step(self, replica: Replica, step: ScheduledStep) -> list[Trace]:
         self._tracking.on_step(replica, step)
         return self._delivery.on_admitted(step.admitted)
+
+    async def slept(self, replica: Replica, description: DescribeResponse) -> bool:
+        return await self.sleep.slept(self._drivers[replica.replica_id], description)
 
     def on_described(self, replica: Replica, incarnation: int, present: Weights) -> Weights:
         self.executors.check_unused(replica, incarnation)
@@ -326,9 +336,14 @@ class Engine:
 
     def _on_given_up(self, error: RpcError) -> None:
         """Ends all requests because no executor connected in time."""
+        if self.live or not self.executors.starting():
+            logger.error("%s; ending %d requests", error.message, len(self.live))
+        self.end_all(error)
+
+    def end_all(self, error: RpcError | None) -> None:
+        """Ends all requests, with an error or with the tokens that they have."""
         self._delivery.deliver()
-        if self._delivery.live or not self.executors.starting():
-            logger.error("%s; ending %d requests", error.message, len(self._delivery.live))
-        for live in list(self._delivery.live.values()):
-            self._stop(live, FinishReason.ERROR)
+        for live in list(self.live.values()):
+            self._stop(live, FinishReason.ERROR if error else FinishReason.ABORT)
             self._delivery.end(live, error)
+        self._wake_after_end()

@@ -34,6 +34,9 @@ _NAME = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 class ExecutorListener(Protocol):
     """Receives the events of one executor, one at a time."""
 
+    async def slept(self, description: executor_pb2.DescribeResponse) -> bool:
+        """Returns True after a sleep, when the executor is to be described anew; False if it may be used now."""
+
     def on_described(self, incarnation: int, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used.
 
@@ -71,7 +74,7 @@ class ExecutorClient:
         = never."""
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._address = address
-        self._term = term
+        self.term = term
         self._listener = listener
         self._description: executor_pb2.DescribeResponse | None = None  # that of the executor of the present stream
         self._is_open = False
@@ -115,19 +118,21 @@ class ExecutorClient:
     async def on_connect(self, send: Callable[[executor_pb2.StepRequest], Awaitable[None]]) -> None:
         # The answer comes once the weights are loaded, which may take minutes; keep-alive detects a crash meanwhile.
         description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
+        while await self._listener.slept(description):
+            description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
         present = convert.to_weights(description.weights)
         wanted = self._listener.on_described(description.incarnation, present)
         self._description = description
         if wanted != present:
             await self._install(wanted)
             description.weights.CopyFrom(convert.from_weights(wanted))
-        await send(executor_pb2.StepRequest(term=self._term))
+        await send(executor_pb2.StepRequest(term=self.term))
 
     async def _install(self, weights: Weights) -> None:
         """Switches the executor to other weights. Raises RpcError if this fails; the next stream tries again."""
         try:
             await self.load(weights)
-            request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self._term)
+            request = executor_pb2.InstallWeightsRequest(weights=convert.from_weights(weights), term=self.term)
             await self._stub.InstallWeights(request)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:

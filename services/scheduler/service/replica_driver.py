@@ -15,12 +15,15 @@ from pagewire.services.scheduler.values.executor_info import ExecutorInfo, Weigh
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.step import ScheduledStep, StepClock, StepResult
 from pagewire.telemetry.trace import Trace
+from pagewire.v1.executor_pb2 import DescribeResponse
 
 logger = logging.getLogger(__name__)
 
 
 class ReplicaListener(Protocol):
     """Receives the events of the replicas, one at a time."""
+
+    async def slept(self, replica: Replica, description: DescribeResponse) -> bool: ...
 
     def on_described(self, replica: Replica, incarnation: int, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used.
@@ -139,6 +142,9 @@ class ReplicaDriver:
             self._timer = None
 
     # -- ExecutorListener --------------------------------------------------------------------------------------------
+
+    async def slept(self, description: DescribeResponse) -> bool:
+        return await self._listener.slept(self._replica, description)
 
     def on_described(self, incarnation: int, present: Weights) -> Weights:
         return self._listener.on_described(self._replica, incarnation, present)

@@ -13,11 +13,14 @@ from pagewire.v1.admin_pb2 import (
     AdminServiceLoadAdapterResponse,
     AdminServiceUnloadAdapterRequest,
     AdminServiceUnloadAdapterResponse,
+    ModelSleepStatus,
     ReplaceWeightsRequest,
     ReplaceWeightsResponse,
 )
 from pagewire.v1.common_pb2 import Grammar
+from pagewire.v1.executor_pb2 import DescribeResponse
 from pagewire.v1.scheduler_link_pb2 import TokenSubmission
+from pagewire.wire import admin
 
 # Returns when a grammar is compiled on the attached executors; raises RpcError.
 CompileGrammar = Callable[[Grammar, Mapping[int, ReplicaDriver]], Awaitable[None]]
@@ -99,6 +102,9 @@ class WeightsInForce(Protocol):
     def check(self, request: Request) -> None:
         """Raises RpcError for a request with tokens from weights that no executor has any longer."""
 
+    def note(self, present: Weights) -> None:
+        """Takes in the weights of an executor that sleeps."""
+
     def wanted(self, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used."""
 
@@ -115,5 +121,22 @@ class WeightsInForce(Protocol):
 
     def on_client_lost(self) -> None:
         """Takes in that the stream of a tokenizer service ended; it resubmits its requests."""
+
+    def stop(self) -> None: ...
+
+
+class Sleep(admin.Sleep, Protocol):
+    """Decides whether the model sleeps."""
+
+    @property
+    def status(self) -> ModelSleepStatus: ...
+
+    def on_request(self) -> None:
+        """Takes in that a request arrives, which may wake the model. Raises RpcError if that failed just before."""
+
+    async def slept(self, driver: ReplicaDriver, description: DescribeResponse) -> bool:
+        """Keeps an executor asleep as long as the model sleeps, and wakes it; see `ExecutorListener.slept`."""
+
+    def start(self) -> None: ...
 
     def stop(self) -> None: ...

@@ -31,6 +31,7 @@ def describe(engine: Engine, status: ServiceStatus, with_kv_maps: bool) -> None:
             replicas=[
                 _replica(driver.replica, driver.address, with_kv_maps) for driver in engine.executors.drivers.values()
             ],
+            sleep=engine.sleep.status,
         )
     )
 

@@ -26,9 +26,9 @@ class TokenizerSession(
 
     async def greet(self) -> SchedulerLinkServiceConnectResponse:
         info = await self._engine.availability.wait_for_model()
-        return SchedulerLinkServiceConnectResponse(
-            hello=convert.from_info(info, self._engine.adapters.listed), draining=self._engine.draining.has_begun
-        )
+        hello = convert.from_info(info, self._engine.adapters.listed)
+        hello.sleep_level = self._engine.sleep.status.level
+        return SchedulerLinkServiceConnectResponse(hello=hello, draining=self._engine.draining.has_begun)
 
     def on_message(self, message: SchedulerLinkServiceConnectRequest) -> None:
         for submission in message.requests:

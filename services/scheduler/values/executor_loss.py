@@ -13,7 +13,7 @@ class Loss(enum.StrEnum):
     SILENT = "silent"  # the stream broke: a step crashed the process, or it was killed
     MODEL = "model"  # its model computes NaN for any prompt
     LEFT_TO_OTHERS = "left to others"  # it closed the stream, or another scheduler took it over
-    WEIGHTS = "weights"  # it gets other weights
+    WEIGHTS = "weights"  # it gets other weights, or falls asleep
     UNLISTED = "unlisted"  # it has left the list
 
     @property

@@ -84,10 +84,14 @@ class Rollout:
         """Takes in that the stream of a tokenizer service ended; it resubmits its requests."""
         self._expects_until = time.monotonic() + RESUBMITTED_S
 
+    def note(self, present: Weights) -> None:
+        """Takes in the weights of an executor."""
+        self._plan.note(present, self._scheduler.replicas)
+
     def wanted(self, present: Weights) -> Weights:
         """Returns the weights that an executor with `present` must have before it is used."""
         replicas = self._scheduler.replicas
-        self._plan.note(present, replicas)
+        self.note(present)
         if time.monotonic() < self._learns_until:
             return present  # it switches later
         return self._plan.wanted(present, self._scheduler.waiting, replicas)
@@ -114,11 +118,14 @@ class Rollout:
 
     def watch_stranded(self, requests: Sequence[Request]) -> None:
         """Ends those requests that no executor can continue, unless one with their weights connects in time."""
-        stranded = [request for request in requests if self._is_stranded(request)]
+        stranded = [one for one in requests if not one.is_finished and self._is_stranded(one)]
         if stranded:
             asyncio.get_running_loop().call_later(self._recovery_timeout, self._end_stranded, stranded)
 
     def _end_stranded(self, requests: Sequence[Request]) -> None:
+        if self._scheduler.info is None:  # the model sleeps, or `Availability` ends all requests
+            self.watch_stranded(requests)
+            return
         for request in requests:
             if not request.is_finished and request.replica_id is None and self._is_stranded(request):
                 self._end(request, _gone(request.weights_version))

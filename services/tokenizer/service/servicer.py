@@ -154,6 +154,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 model.kind = info.kind
             model.default_sampling_params.CopyFrom(self._generator.defaults.params)
             model.default_sampling_source = self._generator.defaults.source
+            model.sleep_level = self._generator.link.sleep_level
         return answer
 
 

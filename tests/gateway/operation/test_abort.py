@@ -211,7 +211,7 @@ async def test_routes_that_are_not_served_say_so(gateways, document) -> None:
     client = gateways[0]
     for method, path in (
         ("POST", "/v1/audio/transcriptions"),
-        ("GET", "/is_sleeping"),
+        ("GET", "/is_paused"),
         ("POST", "/load_lora_adapter_from_tensors"),
     ):
         answer = await client.request(method, path)

@@ -166,7 +166,7 @@ def tell(): print(cpu_sets.cpu_text(cpu_sets.usable_cpus()), os.sched_getschedul
 binding._RESERVATION = "\\0" + sys.argv[1]
 def run(target): thread = threading.Thread(target=target); thread.start(); thread.join()
 place = binding.DevicePlace(ExecutorConfig(cpu_bind=cpu_sets.cpu_text(cpu_sets.usable_cpus())))
-def device(): place.compute(); run(tell); place.stay(); tell()
+def device(): place.compute(); run(tell); place.stay(); place.compute(); place.stay(); tell()  # it starts twice
 tell(); run(device)
 """
 

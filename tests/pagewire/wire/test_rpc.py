@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.errors import StartupError
 from pagewire.v1 import admin_pb2, executor_pb2, executor_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire.wire import rpc
-from pagewire.wire.admin import Neighbour, replace_behind
+from pagewire.wire.admin import Neighbour
+from pagewire.wire.behind import replace_behind
 
 
 class _Endless(executor_pb2_grpc.ExecutorServiceServicer):

@@ -61,7 +61,7 @@ def test_items_behind_a_call_are_sent_in_their_turn() -> None:
     """The call has the others install weights, between the steps before and those behind it."""
     received, ahead, queue = make()
     one, other = session(), session()
-    call = Called(lambda runner: received.commands.append("install"), "")
+    call = Called(lambda runner: received.commands.append("install"), "", None)
     items: list[Any] = [Opened(one), submitted(one, 1), call, submitted(one, 2), Opened(other), submitted(other, 1)]
     for item in items:
         ahead.arrived(item, queue.put)

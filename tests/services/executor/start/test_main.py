@@ -21,7 +21,7 @@ from pagewire.errors import StartupError
 from pagewire.services.executor import main
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.start.startup import start_runner
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.wire import rpc
@@ -128,7 +128,7 @@ async def test_what_cannot_be_served_ends_the_process_with_the_reason(config: Ex
         await main.serve(dataclasses.replace(config, model_impl="pagewire"))
 
 
-class Unhurried(ExecutorServicer):
+class Unhurried(Controls):
     """Reports a failure late, as in a process with much else to do."""
 
     async def Execute(
@@ -142,9 +142,9 @@ class Unhurried(ExecutorServicer):
             raise
 
 
-@pytest.mark.parametrize("servicer", [ExecutorServicer, Unhurried])
+@pytest.mark.parametrize("servicer", [Controls, Unhurried])
 async def test_a_fatal_device_error_ends_the_process_after_the_stream_reports_it(
-    config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servicer: type[ExecutorServicer]
+    config: ExecutorConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servicer: type[Controls]
 ):
     def start(
         config: ExecutorConfig, model_path: str, progress: Callable[[float, str], None]
@@ -153,7 +153,7 @@ async def test_a_fatal_device_error_ends_the_process_after_the_stream_reports_it
         return BrokenRunner(tiny_llama(tmp_path / "broken"), runner.limits, info.num_blocks, CPU), info
 
     monkeypatch.setattr(main, "start_runner", start)
-    monkeypatch.setattr(main, "ExecutorServicer", servicer)
+    monkeypatch.setattr(main, "Controls", servicer)
     serving = asyncio.create_task(main.serve(config))
     await until_serving(config.listen)
     async with rpc.channel(config.listen) as channel:

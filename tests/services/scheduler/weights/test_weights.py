@@ -10,7 +10,8 @@ import pytest
 from pagewire.services.scheduler.weights import rollout
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest, TokenSubmission
-from pagewire.wire.admin import Neighbour, replace_behind
+from pagewire.wire.admin import Neighbour
+from pagewire.wire.behind import replace_behind
 from pagewire.wire.rpc import RpcError
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, generate_request, token_submission

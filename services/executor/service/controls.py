@@ -1,27 +1,29 @@
-"""The calls that only pass to one feature."""
-
-from __future__ import annotations
+"""The calls of ExecutorService for what is done beside steps: each goes to its feature."""
 
 from collections.abc import AsyncIterator
 
 import grpc
 
-from pagewire.services.executor.service.seams import Features
-from pagewire.v1 import executor_pb2, executor_pb2_grpc
+from pagewire.services.executor.service.servicer import ExecutorServicer
+from pagewire.v1 import executor_pb2
 
 
-class FeatureCalls(executor_pb2_grpc.ExecutorServiceServicer):
-    """Each call converts its message and calls the feature, once the model is loaded."""
-
-    async def _features(self) -> Features:
-        """Waits until the model is loaded. Raises RpcError."""
-        raise NotImplementedError
+class Controls(ExecutorServicer):
+    """The whole ExecutorService."""
 
     async def LoadWeights(
         self, request: executor_pb2.LoadWeightsRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.LoadWeightsResponse:
+        features = await self._features()
+        features.sleep.check()
+        return executor_pb2.LoadWeightsResponse(weights=await features.weights.load(request.weights))
+
+    async def InstallWeights(
+        self, request: executor_pb2.InstallWeightsRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.InstallWeightsResponse:
         weights = (await self._features()).weights
-        return executor_pb2.LoadWeightsResponse(weights=await weights.load(request.weights))
+        self._check_term(request.term)
+        return executor_pb2.InstallWeightsResponse(seconds=await weights.install(request.weights))
 
     async def DropWeights(
         self, request: executor_pb2.DropWeightsRequest, context: grpc.aio.ServicerContext
@@ -32,8 +34,9 @@ class FeatureCalls(executor_pb2_grpc.ExecutorServiceServicer):
     async def LoadAdapter(
         self, request: executor_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.LoadAdapterResponse:
-        adapters = (await self._features()).adapters
-        return executor_pb2.LoadAdapterResponse(adapter=await adapters.load(request.adapter))
+        features = await self._features()
+        features.sleep.check()
+        return executor_pb2.LoadAdapterResponse(adapter=await features.adapters.load(request.adapter))
 
     async def UnloadAdapter(
         self, request: executor_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
@@ -46,6 +49,20 @@ class FeatureCalls(executor_pb2_grpc.ExecutorServiceServicer):
     ) -> executor_pb2.CompileGrammarResponse:
         await (await self._features()).grammars.check(request.grammar)
         return executor_pb2.CompileGrammarResponse()
+
+    async def Sleep(
+        self, request: executor_pb2.SleepRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.SleepResponse:
+        sleep = (await self._features()).sleep
+        self._check_term(request.term)
+        return executor_pb2.SleepResponse(seconds=await sleep.fall_asleep(request.state))
+
+    async def Wake(
+        self, request: executor_pb2.WakeRequest, context: grpc.aio.ServicerContext
+    ) -> executor_pb2.WakeResponse:
+        sleep = (await self._features()).sleep
+        self._check_term(request.term)
+        return executor_pb2.WakeResponse(seconds=await sleep.wake())
 
     async def WatchTiers(
         self, request: executor_pb2.WatchTiersRequest, context: grpc.aio.ServicerContext

@@ -1,0 +1,157 @@
+"""Sleep and wake of a model: /v1/admin/models, and the routes of vLLM's API."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import grpc
+from fastapi import APIRouter, Query, Request
+from pydantic import ConfigDict, Field, model_validator
+from starlette.responses import Response
+
+from pagewire.gateway.core import openapi
+from pagewire.gateway.core.body import Body, ErrorResponse
+from pagewire.gateway.core.errors import ApiError, from_rpc
+from pagewire.gateway.core.reading.names import Refused
+from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.operation.admin.route import AdminRoute
+from pagewire.gateway.operation.status.source import STATUS
+from pagewire.gateway.schema.field import field
+from pagewire.gateway.schema.parameters import Parameters
+from pagewire.telemetry.trace import NO_TRACE
+from pagewire.v1.admin_pb2 import SleepMode, SleepModelRequest, WakeModelRequest
+from pagewire.wire.model_names import not_served
+from pagewire.wire.rpc import RpcError
+
+router = APIRouter(route_class=AdminRoute, tags=["operation"])
+
+Mode = Literal["wait", "keep", "abort"]
+_MODES = {
+    "wait": SleepMode.SLEEP_MODE_WAIT,
+    "keep": SleepMode.SLEEP_MODE_KEEP,
+    "abort": SleepMode.SLEEP_MODE_ABORT,
+}
+_LEVEL = (
+    "1: the weights stay in host memory (CUDA) or packed on disk (CPU), for a quick wake. 2: they are dropped, and the "
+    "wake reads them again."
+)
+_MODE = (
+    "Running requests: wait until they end, keep them with their tokens until the wake, or abort them with these. "
+    "Waiting requests go on waiting, except with abort."
+)
+_TAGS = Refused("the model sleeps and wakes as a whole")
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {
+    404: {"description": "There is no such model.", "content": openapi.content_of((ErrorResponse,))}
+}
+
+
+class SleepBody(Parameters):
+    unsupported: ClassVar[Mapping[str, Refused]] = {}
+
+    level: Annotated[int, Field(ge=1, le=2)] | None = field("executor", _LEVEL, 1)
+    mode: Mode | None = field("scheduler", _MODE, "wait")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_nothing(cls, body: object) -> object:
+        return {} if body is None else body  # a request without a body
+
+
+class SleepQuery(Parameters):
+    model_config = ConfigDict(strict=False)  # texts stand for values in a query
+
+    unsupported: ClassVar[Mapping[str, Refused]] = {"tags": _TAGS}
+
+    level: Annotated[int, Field(ge=1, le=2)] | None = field("executor", _LEVEL, 1)
+    mode: Mode | None = field("scheduler", _MODE, "wait")
+
+
+class WakeQuery(Parameters):
+    unsupported: ClassVar[Mapping[str, Refused]] = {"tags": _TAGS}
+
+
+class ModelState(Body):
+    """The model after the call. `level`: 0 = awake. `executors`: the number of those that are in this state."""
+
+    object: Literal["model.state"]
+    model: str
+    state: Literal["awake", "asleep"]
+    level: int
+    executors: int
+
+
+class IsSleeping(Body):
+    is_sleeping: bool
+
+
+@router.post("/v1/admin/models/{name:path}/sleep", responses=_NOT_FOUND)
+async def sleep_model(request: Request, name: str, body: SleepBody) -> ModelState:
+    """Puts a model to sleep, which gives its memory back, and answers when it sleeps. Requests that arrive later wait
+    until it is woken, no longer than their deadline. It continues if the caller disconnects.
+
+    Through gRPC: `pagewire.v1.AdminService/SleepModel`.
+    """
+    tokenizer, level = TOKENIZER.of(request), body.level or 1
+    await _check_served(tokenizer, name)
+    count = await _sleep(tokenizer, level, body.mode or "wait")
+    return ModelState(object="model.state", model=name, state="asleep", level=level, executors=count)
+
+
+@router.post("/v1/admin/models/{name:path}/wake", responses=_NOT_FOUND)
+async def wake_model(request: Request, name: str) -> ModelState:
+    """Wakes a model, and answers when it takes requests. If it cannot be loaded, waiting requests end with the reason.
+
+    Through gRPC: `pagewire.v1.AdminService/WakeModel`.
+    """
+    tokenizer = TOKENIZER.of(request)
+    await _check_served(tokenizer, name)
+    return ModelState(object="model.state", model=name, state="awake", level=0, executors=await _wake(tokenizer))
+
+
+@router.post("/sleep")
+async def sleep(request: Request, query: Annotated[SleepQuery, Query()]) -> Response:
+    """Puts the model to sleep in vLLM's API. By default, running requests end first: none is lost."""
+    await _sleep(TOKENIZER.of(request), query.level or 1, query.mode or "wait")
+    return Response()
+
+
+@router.post("/wake_up")
+async def wake_up(request: Request, query: Annotated[WakeQuery, Query()]) -> Response:
+    """Wakes the model in vLLM's API."""
+    await _wake(TOKENIZER.of(request))
+    return Response()
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(request: Request) -> IsSleeping:
+    """Reports whether the model sleeps, in vLLM's API."""
+    return IsSleeping(is_sleeping=(await STATUS.of(request).status(0.0)).sleep.level > 0)
+
+
+async def _check_served(tokenizer: TokenizerClient, name: str) -> None:
+    """Raises ApiError unless a model has the name."""
+    names = [model.id for model in await tokenizer.list_models() if not model.parent]
+    if name not in names:
+        raise ApiError(404, not_served(name, names), param="model", code="model_not_found")
+
+
+async def _sleep(tokenizer: TokenizerClient, level: int, mode: Mode) -> int:
+    """Returns the number of executors that sleep. Raises ApiError."""
+    wanted = SleepModelRequest(level=level, mode=_MODES[mode])
+    try:
+        return (await tokenizer.call_to_its_end(tokenizer.admin.SleepModel, wanted, NO_TRACE)).num_executors
+    except grpc.aio.AioRpcError as error:
+        raise _api_error(error) from error
+
+
+async def _wake(tokenizer: TokenizerClient) -> int:
+    """Returns the number of executors that are awake. Raises ApiError."""
+    try:
+        return (await tokenizer.call_to_its_end(tokenizer.admin.WakeModel, WakeModelRequest(), NO_TRACE)).num_executors
+    except grpc.aio.AioRpcError as error:
+        raise _api_error(error) from error
+
+
+def _api_error(error: grpc.aio.AioRpcError) -> ApiError:
+    if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED):
+        return ApiError(409, error.details() or error.code().name)
+    return from_rpc(RpcError.from_call(error))
