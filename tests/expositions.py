@@ -19,7 +19,7 @@ sys.stdout.write(metrics.openmetrics(REGISTRY).decode())
 _STATS = {
     "gateway": ["pagewire.gateway.core.metrics"],
     "tokenizer": ["pagewire.services.tokenizer.stats"],
-    "scheduler": ["pagewire.services.scheduler.observed.stats"],
+    "scheduler": ["pagewire.services.scheduler.observed.stats", "pagewire.services.scheduler.sleep.metrics"],
     "executor": ["pagewire.services.executor.stats"],
 }
 
