@@ -23,6 +23,7 @@ _STATS = {
         "pagewire.services.scheduler.observed.stats",
         "pagewire.services.scheduler.observed.replica_stats",
         "pagewire.services.scheduler.tiers.metrics",
+        "pagewire.services.scheduler.sleep.metrics",
     ],
     "executor": ["pagewire.services.executor.stats", "pagewire.services.executor.tiers.metrics"],
 }

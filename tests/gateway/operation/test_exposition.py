@@ -100,16 +100,17 @@ def test_metrics_with_labels_of_vllms_own() -> None:
     reported = """# HELP pagewire:num_requests_waiting W
 # TYPE pagewire:num_requests_waiting gauge
 pagewire:num_requests_waiting 3.0
-# HELP pagewire:executor_requests_running R
-# TYPE pagewire:executor_requests_running gauge
-pagewire:executor_requests_running{executor="executor-1"} 2.0
+# HELP pagewire:executor_sleep_state S
+# TYPE pagewire:executor_sleep_state gauge
+pagewire:executor_sleep_state{executor="executor-1",sleep_state="awake"} 0.0
+pagewire:executor_sleep_state{executor="executor-1",sleep_state="weights_offloaded"} 1.0
 # EOF
 """
     text = expose([ServiceMetrics(service="s", exposition=reported)], "", "m", with_vllm_names=True).content.decode()
     waiting = {one.labels["reason"]: one.value for one in samples(text, "vllm:num_requests_waiting_by_reason")}
     assert waiting == {"capacity": 3, "deferred": 0}
     states = {one.labels["sleep_state"]: one.value for one in samples(text, "vllm:engine_sleep_state")}
-    assert states == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    assert states == {"awake": 0, "weights_offloaded": 1}
     assert {one.labels["engine"] for one in samples(text, "vllm:engine_sleep_state")} == {"1"}
 
 

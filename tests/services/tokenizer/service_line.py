@@ -140,6 +140,12 @@ class FakeScheduler(SchedulerLinkServiceServicer):
     async def reset(self, request: admin_pb2.ResetPrefixCacheRequest) -> admin_pb2.ResetPrefixCacheResponse:
         return admin_pb2.ResetPrefixCacheResponse()
 
+    async def sleep(self, request: admin_pb2.SleepModelRequest) -> admin_pb2.SleepModelResponse:
+        return admin_pb2.SleepModelResponse(num_executors=1)
+
+    async def wake(self, request: admin_pb2.WakeModelRequest) -> admin_pb2.WakeModelResponse:
+        return admin_pb2.WakeModelResponse(num_executors=1)
+
     async def subscribe(
         self, request: admin_pb2.SubscribeKvEventsRequest
     ) -> AsyncGenerator[admin_pb2.SubscribeKvEventsResponse]:
@@ -247,7 +253,7 @@ class TokenizerLine:
     async def start_scheduler(self) -> None:
         server = rpc.Server([self.config.scheduler_address])
         server.add(self.scheduler, add_SchedulerLinkServiceServicer_to_server, _SCHEDULER, is_link=True)
-        server.add_admin("scheduler", adapters=self.scheduler, caches=self.scheduler)
+        server.add_admin("scheduler", adapters=self.scheduler, caches=self.scheduler, sleep=self.scheduler)
         await server.start()
         await server.set_serving(True)
         self._scheduler_server = server
