@@ -2,8 +2,9 @@
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton.bf16
 
-The interpreter has bf16 as bits in integers, and its tl.dot multiplies these. Here it converts them first. Its casts
-to bf16 truncate, so the tolerance is twice that of rounding.
+The interpreter has bf16 as bits in integers, and its tl.dot multiplies these; from integers it makes the bits of their
+value as an integer. Here it converts both first. Its casts to bf16 truncate, so the tolerance is twice that of
+rounding.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ def _create_dot(self, a, b, acc, input_precision, max_imprecise):  # type: ignor
     return interpreter.TensorHandle(product + acc.data, acc.dtype.scalar)
 
 
+_si_to_fp = interpreter.InterpreterBuilder.create_si_to_fp
+
+
+def _create_si_to_fp(self, source, target):  # type: ignore[no-untyped-def]
+    if target.scalar != tl.bfloat16:
+        return _si_to_fp(self, source, target)
+    bits = source.data.astype(np.float32).view(np.uint32) >> 16
+    return interpreter.TensorHandle(bits.astype(np.uint16), tl.bfloat16)
+
+
 bf16 = partial(triton_attention.case, dtype=torch.bfloat16)
 
 CASES: dict[str, Callable[[], None]] = {
@@ -45,6 +56,7 @@ CASES: dict[str, Callable[[], None]] = {
     "decode fp8": partial(bf16, [1, 1], [40, 90], (4, 2), cache="fp8"),
     "prefill": partial(bf16, [40, 20], [0, 30], (4, 2)),
     "mixed fp8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), cache="fp8", head_dim=80),
+    "mixed int8, odd head_dim": partial(bf16, [1, 33], [50, 7], (6, 2), cache="int8", head_dim=80),
     "grouped_linear": partial(triton_grouped.product_case, "gemm", 3, (40, 200), 4, 32, "minimums", torch.bfloat16),
     "grouped_linear, wide": partial(
         triton_grouped.product_case, "gemm", 3, (40, 200), 4, 128, "zeros", torch.bfloat16, wide=1
@@ -61,5 +73,6 @@ CASES: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     interpreter.InterpreterBuilder.create_dot = _create_dot  # means nothing on a GPU
+    interpreter.InterpreterBuilder.create_si_to_fp = _create_si_to_fp
     triton_attention.TOLERANCES[torch.bfloat16] = 2e-2
     sys.exit(run_cases(CASES))
