@@ -14,7 +14,7 @@ from benchmarks.fleet.timeline import Timeline
 from benchmarks.fleet.workload import Shape, Turn, Workload
 from pagewire.config import SchedulerConfig
 from pagewire.config.sampling_checks import resolve
-from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.common_pb2 import SamplingParams
 

@@ -30,7 +30,7 @@ from pagewire.services.executor.step.limits import Limits
 from pagewire.services.executor.step.step import Step
 from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
-from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.services.scheduler.service import convert
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import StepResult

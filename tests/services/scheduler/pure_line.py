@@ -11,9 +11,9 @@ from pagewire.errors import InvalidRequest
 from pagewire.services.scheduler.compose import make_scheduler
 from pagewire.services.scheduler.core.outcome import Outputs
 from pagewire.services.scheduler.core.replica import Replica
-from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.placement.fleet import Fleet
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.services.scheduler.tiers.contents import TierContents
 from pagewire.services.scheduler.tiers.tiers import Tiers
 from pagewire.services.scheduler.values.executor_info import Adapter, ExecutorInfo, Weights

@@ -10,9 +10,9 @@ import grpc
 
 from pagewire.config import SchedulerConfig
 from pagewire.services.scheduler.compose import make_engine
-from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.kv_events.prefix_caches import PrefixCaches
 from pagewire.services.scheduler.main import make_server, report_availability
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.v1 import common_pb2, scheduler_link_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectResponse, TokenSubmission
 from pagewire.wire import rpc

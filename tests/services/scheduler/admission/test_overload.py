@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.admission.entrance import Entrance
-from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.service.request_output import RequestOutbox, new_outbox
 from pagewire.wire import rpc

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduling.simulation import BEFORE, Simulation, cpu_seconds, flood, warm
-from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.services.scheduler.values.step import StepWork
 from tests.sweep import examples
 

@@ -17,8 +17,8 @@ from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import QueueFull
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.fairness.ledger import Account
-from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.memory.reset import reset
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.services.scheduler.service.deadlines import Deadlines
 from pagewire.services.scheduler.suspicion.suspects import MAX_SILENT_LOSSES
 from pagewire.services.scheduler.values.request import FinishReason, Request

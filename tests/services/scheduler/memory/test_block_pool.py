@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagewire.services.scheduler.integrity import check_pool
 from pagewire.services.scheduler.memory.block_pool import BlockPool
+from pagewire.services.scheduler.placement.integrity import check_pool
 from pagewire.services.scheduler.values.block_hashes import ROOT_HASH, hash_block, root_hash
 from pagewire.services.scheduler.values.blocks import Block
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.scheduler.integrity import check_integrity
 from pagewire.services.scheduler.observed import stats
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.pagewire.wire.discovery.fake_discovery import FakeDiscovery
 from tests.services.scheduler.core.test_replicas import (

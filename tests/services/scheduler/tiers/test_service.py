@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pagewire.services.scheduler.integrity import check_integrity
+from pagewire.services.scheduler.placement.integrity import check_integrity
 from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
 from tests.fakes import FakeExecutor, FakeExecutorServicer, FakeTier, expected_output

@@ -1,4 +1,4 @@
-"""Measures what tiers of KV memory save: `python -m benchmarks.turns [--sessions 16] [--turns 4] [FLAGS OF serve]`.
+"""Measures what tiers of KV memory save: `python -m benchmarks.curves.turns [--sessions 16] [FLAGS OF serve]`.
 
 Conversations take turns on one server, so that each finds its earlier turns evicted from the KV cache, which holds a
 quarter of all of them. The same trace runs on a server without tiers, on one with a directory, and on the latter after
@@ -55,7 +55,7 @@ class Answer:
 
 def main() -> None:
     config = flags.parse(
-        TurnsConfig, sys.argv[1:], prog="python -m benchmarks.turns", description="What tiers of KV memory save."
+        TurnsConfig, sys.argv[1:], prog="python -m benchmarks.curves.turns", description="What tiers of KV memory save."
     )
     longest = config.first_words + config.turns * (config.more_words + config.answer_len)
     num_blocks = max(config.sessions // 4, 2) * longest // BLOCK_SIZE
