@@ -4,6 +4,7 @@ The scheduler is the real one; executors are formulas, and requests are conversa
 prompts and come in bursts. One row per number of replicas, schedulers and way to place requests:
 
 hit, best     part of the prompt tokens found in a prefix cache, and what one endless cache of all replicas would find
+load          part of them loaded from a tier (--tier), or from another executor (--prefill): counted in hit, too
 busy          part of the time that devices work, on average; jain, cv: Jain's index of it over the replicas, and its
               coefficient of variation; cv run: that of how many requests are in a replica's steps
 ttft, tpot    time to the first token and per token after it, ms, simulated as if deciding took no time
@@ -27,6 +28,7 @@ from benchmarks.fleet import table
 from benchmarks.fleet.devices import DEVICES
 from benchmarks.fleet.front import FRONTS
 from benchmarks.fleet.simulation import Case, Fleet
+from benchmarks.fleet.tiers import KINDS
 from benchmarks.fleet.workload import Shape
 from pagewire.services.scheduler.placement.placement import PLACEMENTS
 
@@ -62,6 +64,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--placement", type=_words, default=["cache_aware"], help="comma separated")
     parser.add_argument("--front", choices=FRONTS, default=FRONTS[0], help="what decides between schedulers")
     parser.add_argument("--deaths", type=int, default=0, help="of executors; each comes back after 10 s")
+    parser.add_argument("--tier", choices=KINDS, help="where blocks are kept besides the KV cache (default: nowhere)")
+    parser.add_argument("--tier-gib", type=float, default=64.0, help="of each replica (default: 64)")
+    parser.add_argument("--sharing", type=int, default=1, help="replicas that share a tier (default: 1)")
+    parser.add_argument("--prefill", type=float, default=0.0, help="part of the replicas that only compute prompts")
     parser.add_argument("--late", type=float, default=0.0, help="part of the replicas that join half-way")
     for field in dataclasses.fields(Shape):
         flag = "--" + field.name.replace("_", "-")
@@ -96,6 +102,10 @@ def _case(args: argparse.Namespace, num_replicas: int, num_schedulers: int, plac
         front=args.front,
         num_deaths=args.deaths,
         late=args.late,
+        tier=args.tier,
+        tier_gib=args.tier_gib,
+        sharing=args.sharing,
+        prefill=args.prefill,
         shape=Shape(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Shape)}),
         seed=args.seed,
         config={"placement": placement},

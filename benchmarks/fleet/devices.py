@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from benchmarks.scheduling.simulation import cpu_seconds
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo, KVGroup
 from pagewire.services.scheduler.values.step import StepWork
+from pagewire.v1.executor_pb2 import KVTier
 
 BLOCK_SIZE = 16
 
@@ -46,11 +47,16 @@ class Device:
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    kv_bytes: int  # per token
+
+    @property
+    def block_bytes(self) -> int:
+        return self.kv_bytes * BLOCK_SIZE
 
     def with_blocks(self, num_blocks: int | None) -> "Device":
         return replace(self, num_blocks=num_blocks) if num_blocks else self
 
-    def info(self, incarnation: int) -> ExecutorInfo:
+    def info(self, incarnation: int, role: str = "both", tiers: tuple[KVTier, ...] = ()) -> ExecutorInfo:
         return ExecutorInfo(
             incarnation=incarnation,
             model=self.name,
@@ -58,10 +64,13 @@ class Device:
             vocab_size=1 << 17,
             eos_token_ids=frozenset(),
             max_logprobs=0,
-            kv_groups=(KVGroup(self.num_blocks),),
+            kv_groups=(KVGroup(self.num_blocks, block_bytes=self.block_bytes),),
             block_size=BLOCK_SIZE,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            role=role,
+            kv_tiers=tiers,
+            kv_format=self.name,
         )
 
 
@@ -69,7 +78,7 @@ DEVICES = {
     device.name: device
     for device in (
         # 80 GB x 0.9 less weights and activations leave 53 GB for 25,000 blocks.
-        Device("h100-8b", h100_seconds, 0.0002, 40.0, 25_000, 256, 8192),
-        Device("cpu", _cpu_seconds, 0.0003, 5.0, 8192, 128, 2048),
+        Device("h100-8b", h100_seconds, 0.0002, 40.0, 25_000, 256, 8192, _KV_BYTES),
+        Device("cpu", _cpu_seconds, 0.0003, 5.0, 8192, 128, 2048, 23_040),
     )
 }

@@ -5,12 +5,13 @@ event loop is done here on a timeline, in the same order, and executors are form
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from benchmarks.fleet.devices import Device
+from benchmarks.fleet.tiers import Loader, Store, StoreCalls, split
 from benchmarks.fleet.timeline import Timeline
 from benchmarks.scheduler_step import output_message, result_of, step_to_wire, wire_result_of
 from pagewire.config import SchedulerConfig
@@ -21,6 +22,8 @@ from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.wakes import Wakes
 from pagewire.services.scheduler.observed.stats import Stats
 from pagewire.services.scheduler.service import convert
+from pagewire.services.scheduler.tiers.tiers import Tiers
+from pagewire.services.scheduler.values.executor_info import ExecutorInfo
 from pagewire.services.scheduler.values.executor_loss import Loss
 from pagewire.services.scheduler.values.request import Request
 from pagewire.services.scheduler.values.step import ScheduledStep
@@ -70,16 +73,23 @@ class Line:
     num_scheduled: int = 0  # requests, summed over steps
     num_tokens: int = 0
     num_failed: int = 0
+    stores: Mapping[int, Store] = field(default_factory=dict)  # tiers, by replica id
+    roles: Mapping[int, str] = field(default_factory=dict)  # by replica id; others do both
     meter: Meter = field(default_factory=Meter)
     streams: dict[int, Stream] = field(default_factory=dict)  # those that are live, by request id
 
     def __post_init__(self) -> None:
-        self.scheduler = make_scheduler(self.config, self.num_replicas)
+        self.scheduler = make_scheduler(self.config, self.num_replicas, tiers=Tiers(self._calls_to))
         self._wakes = Wakes(self.scheduler)
         self._stats = Stats(self.scheduler)
         self._admission = Admission(self.scheduler.output_lengths)
         self.drivers = [Driver(self, replica) for replica in self.scheduler.replicas]
         self._by_replica = {driver.replica: driver for driver in self.drivers}
+        self.sources = {driver.replica.name: store for driver in self.drivers if (store := driver.store) is not None}
+
+    def _calls_to(self, replica_id: int) -> StoreCalls | None:
+        store = self.stores.get(replica_id)
+        return None if store is None else StoreCalls(store)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -105,7 +115,7 @@ class Line:
 
     def attach(self, driver: "Driver") -> None:
         driver.start_over()
-        ended = self.scheduler.attach(driver.replica, self.device.info(driver.incarnation))
+        ended = self.scheduler.attach(driver.replica, driver.info())
         assert not ended, "all executors are alike"
         self._wake_all()
 
@@ -165,6 +175,21 @@ class Driver:
         self._timer = 0  # number of the one that counts
         self._device_free: float | None = None  # from when on; None: it has not run yet
         self._beginning: list[Request] = []  # those that have no first token yet
+        self.store = line.stores.get(replica.replica_id)
+        self._loader: Loader | None = None
+
+    def info(self) -> ExecutorInfo:
+        number = self.replica.replica_id
+        tiers = () if self.store is None else (self.store.description(f"store {id(self.store)}"),)
+        return self._line.device.info(self.incarnation, self._line.roles.get(number, "both"), tiers)
+
+    @property
+    def loader(self) -> Loader:
+        """Loads and saves of this executor."""
+        if self._loader is None:
+            block_bytes, sources = self._line.device.block_bytes, self._line.sources
+            self._loader = Loader(self._timeline, self.replica, block_bytes, self.store, sources, self.wake)
+        return self._loader
 
     def start_over(self) -> None:
         self.incarnation += 1
@@ -208,11 +233,17 @@ class Driver:
         self.running_seconds += seconds * len(step.request_ids)
         self._device_free = start + seconds
         self._beginning += step.admitted
+        if step.tiers is not None:
+            incarnation = self.incarnation
+            for load in step.tiers.loads:
+                self.loader.begin(load, start, lambda: incarnation == self.incarnation)
         self._timeline.at(start + seconds + device.latency, self._on_result, self.incarnation, step, seconds, idle)
 
     def _on_result(self, incarnation: int, step: ScheduledStep, seconds: float, idle: float | None) -> None:
         if incarnation != self.incarnation:
             return
+        if step.tiers is not None:
+            self.loader.save(one for blocks in step.tiers.saves for one in split(blocks.hashes))
         line, now, pacer = self._line, self._timeline.now, self.replica.pacer
         took = pacer.seconds_of_oldest(now)
         outputs = line.meter.time("update", line.scheduler.update, self.replica, result_of(step), took)

@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.fleet.devices import DEVICES
+from benchmarks.fleet.devices import BLOCK_SIZE, DEVICES
 from benchmarks.fleet.front import front
 from benchmarks.fleet.line import Line, Stream
+from benchmarks.fleet.tiers import KINDS, Store
 from benchmarks.fleet.timeline import Timeline
 from benchmarks.fleet.workload import Shape, Turn, Workload
 from pagewire.config import SchedulerConfig
@@ -37,6 +38,10 @@ class Case:
     num_deaths: int = 0  # of executors, one after another, evenly over the time of arrivals
     down_seconds: float = 10.0  # until the next one is there
     late: float = 0.0  # share of replicas that join in the middle
+    tier: str | None = None  # host, disk, or none
+    tier_gib: float = 64.0  # per replica
+    sharing: int = 1  # replicas that share a tier: those of one host
+    prefill: float = 0.0  # share of replicas that only compute prompts; the others then only decode
     shape: Shape = field(default_factory=Shape)
     seed: int = 1
     config: dict[str, Any] = field(default_factory=dict)  # flags of the schedulers
@@ -55,6 +60,7 @@ class Report:
     mean_running: float  # requests in a step
     seconds: float  # simulated, from the first arrival to the last one
     hit_rate: float  # part of prompt tokens that was found in a prefix cache
+    load_rate: float  # part of prompt tokens that was loaded from a tier or another executor
     best_hit_rate: float  # if one replica had served all requests and kept all blocks
     utilization: float  # part of the time that devices worked while requests came, on average
     jain: float  # Jain's index of the time that each replica worked: 1 = all the same
@@ -83,7 +89,7 @@ class Fleet:
         self._device = DEVICES[case.device].with_blocks(case.num_blocks)
         config = SchedulerConfig(max_waiting_requests=1 << 30, max_queue_time=0, **case.config)
         n = case.num_schedulers
-        self.lines = [Line(self.timeline, config, self._device, (case.num_replicas + i) // n) for i in range(n)]
+        self.lines = [self._line(config, (case.num_replicas + i) // n) for i in range(n)]
         self._drivers = [(line, driver) for line in self.lines for driver in line.drivers]
         self._front = front(case.front, n)
         self._params: dict[int, SamplingParams] = {}  # by max_tokens
@@ -103,6 +109,26 @@ class Fleet:
         wall_seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         self._check()
         return self._report(wall_seconds, cpu_seconds)
+
+    def _line(self, config: SchedulerConfig, num_replicas: int) -> Line:
+        case, num_prefill = self.case, round(self.case.prefill * num_replicas)
+        # Requests are handed over through the host memory of executors that compute prompts.
+        num_stores = num_replicas if case.tier else num_prefill
+        kind = KINDS[case.tier or "host"]
+        block_bytes = self._device.block_bytes
+        stores = [
+            Store(kind, block_bytes, int(case.tier_gib * 2**30 * min(case.sharing, num_stores)) // block_bytes)
+            for _ in range(-(-num_stores // case.sharing))
+        ]
+        roles = {number: "prefill" if number < num_prefill else "decode" for number in range(num_replicas)}
+        return Line(
+            self.timeline,
+            config,
+            self._device,
+            num_replicas,
+            stores={number: stores[number // case.sharing] for number in range(num_stores)},
+            roles=roles if num_prefill else {},
+        )
 
     @property
     def _rate(self) -> float:
@@ -199,6 +225,9 @@ class Fleet:
             seconds=seconds,
             hit_rate=sum(one.counts.num_prefix_hits for one in replicas)
             / sum(one.counts.num_prefix_queries for one in replicas),
+            load_rate=sum(driver.loader.num_loaded_blocks for _, driver in self._drivers)
+            * BLOCK_SIZE
+            / self.workload.num_prompt_tokens,
             best_hit_rate=self.workload.num_reusable_tokens / self.workload.num_prompt_tokens,
             utilization=sum(busy) / seconds / len(busy),
             jain=sum(busy) ** 2 / (len(busy) * sum(value * value for value in busy)),

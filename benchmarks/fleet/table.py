@@ -8,6 +8,7 @@ from benchmarks.fleet.simulation import Report
 # Title, width, format, value.
 _COLUMNS: tuple[tuple[str, int, str, Callable[[Report], float]], ...] = (
     ("hit", 6, ".2f", lambda r: r.hit_rate),
+    ("load", 6, ".2f", lambda r: r.load_rate),
     ("best", 6, ".2f", lambda r: r.best_hit_rate),
     ("busy", 6, ".2f", lambda r: r.utilization),
     ("jain", 7, ".3f", lambda r: r.jain),

@@ -72,3 +72,18 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(out.read_text())
     assert found["command"] == f"python -m benchmarks.fleet --quick --json-out {out}"
     assert [one["report"]["num_ended"] for one in found["results"]] == [300, 300]
+
+
+def test_tiers_find_what_the_kv_cache_no_longer_holds() -> None:
+    case = {"num_replicas": 2, "num_deaths": 2, "down_seconds": 1.0}
+    small = dataclasses.replace(Case(200, 200), device="cpu", num_blocks=600, shape=SHAPE, **case)
+    without, with_disk = Fleet(small).run(), Fleet(dataclasses.replace(small, tier="disk", sharing=2)).run()
+    assert without.load_rate == 0 < with_disk.load_rate
+    assert without.hit_rate < with_disk.hit_rate
+    assert with_disk.ttft_p50 < without.ttft_p50
+
+
+def test_prompts_and_outputs_apart_lose_nothing() -> None:
+    report = run(num_replicas=4, prefill=0.5, num_deaths=3, down_seconds=1.0)
+    assert report.num_ended == 200
+    assert report.load_rate > 0.3  # most prompts go on at another executor
