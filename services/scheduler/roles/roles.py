@@ -34,7 +34,7 @@ class Roles:
         self._transfers = transfers
         self.are_apart = False  # an executor has a role
         self._are_strict = False  # each executor has one
-        self._computes_prompts = False  # a replica that does not only decode takes new requests
+        self._prompters: list[Replica] = []  # that compute prompts and take new requests
         self._decoders: dict[str, list[Replica]] = {}  # that take new requests, by the version of their weights
         self._max_backlog = 0.0  # tokens
         self._waiting: set[Request] = set()  # that were handed over, and perhaps have ended since
@@ -54,7 +54,7 @@ class Roles:
             return
         self._transfers.follow([replica for replica, _ in present] if self.are_apart else ())
         able = [(one, info) for one, info in present if not (one.is_leaving or one.is_draining)]
-        self._computes_prompts = any(info.role != "decode" for _, info in able)
+        self._prompters = [one for one, info in able if info.role != "decode"]
         self._are_strict = bool(able) and {"prefill", "decode"} == {info.role for _, info in able}
         self._decoders = {}
         for replica, info in able:
@@ -90,12 +90,12 @@ class Roles:
             return True
         if request.num_output_tokens:
             return role == "decode" or not self._decoders_of(request, request.weights_version)
-        return role == "prefill" or not self._computes_prompts
+        return role == "prefill" or not _with_adapter(self._prompters, request)
 
     def kinds(self, replica: Replica) -> Collection[bool]:
         """Returns whether the replica takes requests with output (True), without (False), or both."""
         role = _role(replica)
-        if role == "decode" and self._computes_prompts:
+        if role == "decode" and self._prompters and not (replica.info and replica.info.max_adapters):
             return _WITH_OUTPUT
         if role != "prefill" or replica.info is None or not self._decoders.get(replica.info.weights.version):
             return _ALL
@@ -125,7 +125,7 @@ class Roles:
 
     def computes_prompts(self, replica: Replica) -> bool:
         """Returns whether new requests may begin on a replica."""
-        return _role(replica) != "decode" or not self._computes_prompts
+        return _role(replica) != "decode" or not self._prompters
 
     @property
     def kinds_before_new(self) -> Collection[bool]:
@@ -137,9 +137,7 @@ class Roles:
         found = (
             self._decoders.get(version, []) if version else [one for some in self._decoders.values() for one in some]
         )
-        if request.adapter_digest:
-            found = [replica for replica in found if has_adapter(replica.slots, request.adapter_digest)]
-        return found
+        return _with_adapter(found, request)
 
     # -- the handover ------------------------------------------------------------------------------------------------
 
@@ -188,6 +186,12 @@ class Roles:
     def _has_backlog(self) -> bool:
         """Returns whether so many requests wait for a replica that decodes that no prompt should begin."""
         return sum(request.num_tokens for request in self._handed_over()) > self._max_backlog > 0
+
+
+def _with_adapter(replicas: list[Replica], request: Request) -> list[Replica]:
+    """Returns those of the replicas with the adapter of a request, if it has one."""
+    digest = request.adapter_digest
+    return [replica for replica in replicas if has_adapter(replica.slots, digest)] if digest else replicas
 
 
 def _role(replica: Replica) -> str:

@@ -262,6 +262,17 @@ def test_a_request_decodes_where_its_adapter_is() -> None:
     assert computed(line) == [46 + 42, 1 + 1 + 4 + 1]
 
 
+def test_a_prompt_is_computed_where_its_adapter_is() -> None:
+    line = PureLine(executor("prefill", max_adapters=1), executor("decode", max_adapters=1), attach=False)
+    line.executors[1].loaded_adapters.add("ad")
+    for index in (0, 1):
+        line.attach(index)
+    request, plain = add(line, adapter_digest="ad"), add(line, [7, *PROMPT])
+    line.run()
+    assert computed(line) == [42, 46 + 2 + 5] and line.ends[request.request_id] == [FinishReason.LENGTH]
+    assert_right(line, plain)
+
+
 def test_forecasts_are_of_the_replicas_that_take_new_requests() -> None:
     line = line_of("prefill", "decode", "decode")
     first = [add(line, [number, *PROMPT], max_tokens=50) for number in range(4)]
