@@ -112,7 +112,10 @@ class Fleet:
     def defer(self, request: Request, replica_id: int, fit: Fit) -> None:
         """Leaves a request to a replica until it has decided, so that the others need not look the request up again."""
         self.deferrals.add(request, replica_id, fit)
-        self.want(self._replicas[replica_id])
+        # A replica at which the request waits for blocks decides once they are there: two such replicas would wake each
+        # other without end.
+        if not self._replicas[replica_id].kv.keeps_waiting(request):
+            self.want(self._replicas[replica_id])
 
     def want(self, replica: Replica) -> None:
         self._wanted.add(replica)
