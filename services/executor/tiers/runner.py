@@ -34,8 +34,13 @@ class TieredRunner:
     longer."""
 
     def __init__(self, runner: ModelRunner, tiers: Tiers) -> None:
-        self._runner = runner
+        self._present: ModelRunner | None = runner  # None: it rests
         self.tiers = tiers
+
+    @property
+    def _runner(self) -> ModelRunner:
+        assert self._present is not None
+        return self._present
 
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         tiers = self.tiers
@@ -57,12 +62,13 @@ class TieredRunner:
     def rest(self) -> ModelRunner:
         """Lets the runner inside go, and returns it; what is saved stays. Called on the device thread."""
         self.tiers.rest()
-        return self._runner
+        runner, self._present = self._runner, None
+        return runner
 
     def resume(self, runner: Runner) -> TieredRunner:
         """Returns this runner around another one of the same model."""
         assert isinstance(runner, ModelRunner)
-        self._runner = runner
+        self._present = runner
         self.tiers.copies.bind(runner.kv_caches[: len(runner.kv_groups)])
         return self
 

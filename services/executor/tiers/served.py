@@ -35,7 +35,6 @@ class ServedTiers:
     ) -> None:
         """model_digest: of everything but the weights that the contents of a block depend on. channel: makes one to
         another executor."""
-        self._runner = runner
         self._tiers = runner.tiers
         self._model_digest = model_digest
         self._sources = Sources(runner.tiers, channel)

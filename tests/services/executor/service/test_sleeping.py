@@ -1,7 +1,9 @@
 """A model sleeps and wakes in the same process: its memory comes and goes, and nothing else changes."""
 
 import asyncio
+import gc
 import tempfile
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.service.sleep.host_copy import HostCopy
 from pagewire.services.executor.service.sleep.resting_runner import RestingRunner
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.tiers.start import start_tiered
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import SleepState, Weights
@@ -47,7 +50,7 @@ async def serving(model: Path, cache: Path, *, ranks: bool = False, **flags: Any
     )
 
     def start() -> Any:
-        runner, info = start_runner(config, str(model), lambda fraction, text: None)
+        runner, info = start_tiered(config, str(model), lambda fraction, text: None)
         return (runner if ranks else RestingRunner(runner)), info
 
     worker = Worker(start, on_cuda=False)
@@ -131,6 +134,20 @@ async def test_a_stream_ends_when_the_model_falls_asleep_and_none_opens_before_i
         await sleep(service, 2, term=7)
         await sleep(service, 1, wakes=True, term=7)
         assert (await describe(service)).sleep == SleepState(level=2, wakes_on_request=True), "what is gone stays gone"
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_nothing_keeps_the_model_and_the_kv_cache_of_a_sleeper(level: int, model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path / "cache", kv_offloading_size=0.001) as service:
+        await output(service)
+        model_of = service.worker.runner.model
+        runners = [one for one in gc.get_objects() if type(one) is ModelRunner and one.model is model_of]
+        kept = weakref.WeakSet[Any]([*runners, model_of])
+        del runners, model_of
+        assert len(kept) == 2
+        await sleep(service, level)
+        gc.collect()
+        assert not kept
 
 
 async def test_a_model_that_cannot_be_loaded_sleeps_on(model: Path, tmp_path: Path) -> None:
