@@ -646,7 +646,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             kv_tiers=[executor_pb2.KVTier(kind=executor_pb2.KV_TIER_KIND_DISK)] if self.executor.tier else [],
             found_adapters=self._found_adapters(),
             role=_ROLES[self.executor.role],
-            kv_format=self.executor.kv_format,
+            kv_format=f"{self.executor.kv_format} {self.weights.digest}",
             sleep=self.sleep if self.sleep.level else None,
         )
 

@@ -122,10 +122,13 @@ class ExecutorClient:
             description = await self._stub.Describe(executor_pb2.DescribeRequest(), wait_for_ready=True)
         present = convert.to_weights(description.weights)
         wanted = self._listener.on_described(description.incarnation, present)
-        self._description = description
         if wanted != present:
             await self._install(wanted)
-            description.weights.CopyFrom(convert.from_weights(wanted))
+            # Its blocks have another format now, which is what makes it keep them.
+            description = await self._stub.Describe(executor_pb2.DescribeRequest())
+            if convert.to_weights(description.weights) != wanted:
+                raise RpcError(grpc.StatusCode.UNAVAILABLE, "it was started anew while its weights were replaced")
+        self._description = description
         await send(executor_pb2.StepRequest(term=self.term))
 
     async def _install(self, weights: Weights) -> None:

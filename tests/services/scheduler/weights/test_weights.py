@@ -121,6 +121,18 @@ async def test_running_requests_end_on_the_old_weights_and_later_ones_get_the_ne
         await line.wait_until_free()
 
 
+async def test_the_format_of_blocks_is_known_after_a_replacement(tmp_path: Path) -> None:
+    """An executor keeps blocks only in a format that it has told."""
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        info = line.engine.scheduler.info
+        assert info is not None and info.kv_format == "fake old"
+        await replacing(line)
+        info = line.engine.scheduler.info
+        assert info is not None and info.kv_format == f"fake {line.executor.weights.digest}" != "fake old"
+        assert info.weights.version == "new"
+
+
 async def test_a_stream_of_requests_loses_none(tmp_path: Path) -> None:
     """Two executors switch one after the other, and the other one takes requests at that time."""
     async with ServiceLine(tmp_path, executor(), executor()).running() as line:
