@@ -128,6 +128,10 @@ class DiskTier:
         with self._changed:
             for write in [write for write in self._queue if write.key == key]:
                 self._remove(write)
+            self._unwritten.pop(key, None)  # if it is being written
+        self._delete(key)
+
+    def _delete(self, key: Key) -> None:
         try:
             self.directory.forget(key)
         except OSError as error:
@@ -137,6 +141,7 @@ class DiskTier:
         with self._changed:
             for write in list(self._queue):
                 self._remove(write)
+            self._unwritten.clear()
         try:
             self.directory.clear()
         except OSError as error:
@@ -161,15 +166,20 @@ class DiskTier:
         while (item := self._next(looked + _LOOK_EVERY_S)) is not None:
             if isinstance(item, _Write):
                 self._write(item)
-                with self._changed:
-                    if self._unwritten.get(item.key) is item:
-                        del self._unwritten[item.key]
-                self._host.release(item.slot)
+                self._end(item)
             elif isinstance(item, str):
                 self._open(item)
             if time.monotonic() >= looked + _LOOK_EVERY_S:
                 self._look()
                 looked = time.monotonic()
+
+    def _end(self, write: _Write) -> None:
+        with self._changed:
+            if is_wanted := self._unwritten.get(write.key) is write:
+                del self._unwritten[write.key]
+        self._host.release(write.slot)
+        if not is_wanted:  # it was forgotten meanwhile, or is queued again
+            self._delete(write.key)
 
     def _next(self, until: float) -> _Write | str | bool | None:
         """Waits for a block to write or a format to open; True when the time has come to look; None: the end."""

@@ -7,6 +7,7 @@ pinned; others are reused, the one first whose block was not asked for the longe
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,8 +86,9 @@ class HostBlocks:
         """Returns a pinned slot without a block; None if all are in use, for longer than `timeout` seconds."""
         with self._changed:
             slot = self._take(group)
-            if slot is None and timeout > 0:
-                self._changed.wait(timeout)
+            until = time.monotonic() + timeout
+            while slot is None and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)  # for a slot of any group, which another call may take first
                 slot = self._take(group)
             return slot
 

@@ -115,7 +115,7 @@ class Loads:
     def give_up(self, load: Load) -> None:
         """Ends a load: what it has not loaded is missing."""
         with self._changed:
-            if load.left:
+            if load.left and not load.is_over:
                 metrics.missed("late", load.left)
             load.is_over = True
         self._report(load)

@@ -55,6 +55,7 @@ class Saves:
         self._pending: dict[tuple[int, int], _Save] = {}  # (group, block) -> the save that still reads it
         self._waiting: deque[_Save] = deque()
         self._started: deque[_Save] = deque()  # by the device thread
+        self._taken: _Save | None = None  # by the thread; it may be in neither of the above
         self._is_closed = False
         self._unfinished: Counter[Key] = Counter()  # saves whose block is not in the tiers yet
         self._thread = threading.Thread(target=self._run, name="kv-saves", daemon=True)
@@ -138,13 +139,16 @@ class Saves:
         place = save.key[0], save.block
         if self._pending.get(place) is save:
             del self._pending[place]
-        self._unfinished -= Counter([save.key])
+        self._unfinished[save.key] -= 1
+        if not self._unfinished[save.key]:
+            del self._unfinished[save.key]
         self._changed.notify_all()
 
     def forget(self, keys: set[Key] | None = None) -> None:
         """Leaves out these blocks, or all: those that are being copied as well."""
         with self._changed:
-            for save in [*self._pending.values(), *self._started]:
+            taken = [] if self._taken is None else [self._taken]
+            for save in [*self._pending.values(), *self._started, *taken]:
                 if keys is None or save.key in keys:
                     self._leave_out(save)
                     save.kv_format = ""  # a tier of another format takes it no more
@@ -156,7 +160,7 @@ class Saves:
                 self._changed.wait_for(lambda: not self._among_unfinished(keys), timeout)
 
     def _among_unfinished(self, keys: Set[Key] | None) -> bool:
-        return bool(self._unfinished) if keys is None else not keys.isdisjoint(self._unfinished)
+        return bool(self._unfinished) if keys is None else any(key in self._unfinished for key in keys)
 
     def close(self) -> None:
         """Ends the thread after the copies that were started."""
@@ -178,11 +182,13 @@ class Saves:
         with self._changed:
             while True:
                 if self._started:
-                    return self._started.popleft()
+                    self._taken = self._started.popleft()
+                    return self._taken
                 while self._waiting and self._waiting[0].state is not _State.WAITS:
                     self._waiting.popleft()
                 if self._waiting:
-                    return self._waiting[0]
+                    self._taken = self._waiting[0]
+                    return self._taken
                 if self._is_closed:
                     return None
                 self._changed.wait()
@@ -216,16 +222,13 @@ class Saves:
         began = time.perf_counter()
         self._copies.wait(save.until)
         slot.checksum = xxhash.xxh3_64_intdigest(slot.contents.data)
-        with self._changed:
-            kv_format = save.kv_format
-            if self._pending.get((save.key[0], save.block)) is save:
-                del self._pending[save.key[0], save.block]
-        if self._host.is_tier:
-            self._host.publish(kv_format, slot, save.key, slot.checksum)
-            metrics.stored("host", slot.contents.nbytes, time.perf_counter() - began)
-        if self._disk is not None and kv_format and save.key not in self._disk.directory.contents:
-            self._disk.put(kv_format, save.key, slot)
-        else:
-            self._host.release(slot)
-        with self._changed:
+        with self._changed:  # a block that is forgotten from now on is in the tiers
+            if self._host.is_tier and save.kv_format:
+                self._host.publish(save.kv_format, slot, save.key, slot.checksum)
+                metrics.stored("host", slot.contents.nbytes, time.perf_counter() - began)
+            if self._disk is not None and save.kv_format and save.key not in self._disk.directory.contents:
+                self._disk.put(save.kv_format, save.key, slot)
+            else:
+                self._host.release(slot)
+            self._taken = None
             self._end(save)

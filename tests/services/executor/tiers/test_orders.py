@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.tiers.contents import Key
 from pagewire.services.executor.tiers.copies import HostCopies
-from pagewire.services.executor.tiers.host import HostBlocks
+from pagewire.services.executor.tiers.directory import Directory
+from pagewire.services.executor.tiers.disk import DiskTier
+from pagewire.services.executor.tiers.host import HostBlocks, Slot
 from pagewire.services.executor.tiers.loads import Load, Loaded
 from pagewire.services.executor.tiers.shared import Memory, OtherMemory
 from pagewire.services.executor.tiers.tiers import Tiers
@@ -117,3 +120,96 @@ def test_no_order_mixes_blocks(actions: list[tuple[str, int, int | None]], tiers
         else:
             assert reader.copy(key(number), into) is None
     assert len(tiers.host.contents) <= NUM_SLOTS
+
+
+class Gate:
+    """Lets one call begin, and waits with it."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def pass_through(self) -> None:
+        self.has_begun.set()
+        assert self.may_end.wait(20)
+
+
+class GatedCopies(HostCopies):
+    """Copies that are done when the gate opens."""
+
+    def __init__(self, cache: torch.Tensor, gate: Gate) -> None:
+        super().__init__([cache])
+        self._gate = gate
+
+    def wait(self, until: object) -> None:
+        self._gate.pass_through()
+
+
+class GatedDirectory(Directory):
+    """A directory whose writes begin when the gate opens."""
+
+    gate: Gate
+
+    def write(self, kv_format: str, key: Key, contents: np.ndarray, checksum: int) -> int:
+        self.gate.pass_through()
+        return super().write(kv_format, key, contents, checksum)
+
+
+@pytest.mark.parametrize("all_blocks", [False, True])
+def test_a_block_that_is_forgotten_while_it_is_copied_is_not_found(all_blocks: bool, cache: torch.Tensor) -> None:
+    gate = Gate()
+    host = HostBlocks(Memory([NUM_SLOTS], [BLOCK_BYTES]), is_tier=True)
+    tiers = Tiers(GatedCopies(cache, gate), host, None, [BLOCK_BYTES])
+    tiers.open("0" * 64)
+    tiers.save([(key(1), 0)])
+    assert gate.has_begun.wait(20)
+    tiers.saves.release([(0, 0)])  # a step overwrites it
+    tiers.forget([] if all_blocks else [key(1)])
+    gate.may_end.set()
+    tiers.saves.wait(None, 20)
+    assert key(1) not in host.contents
+    tiers.save([(key(1), 0)])
+    tiers.saves.wait(None, 20)
+    assert key(1) in host.contents, "later ones are saved"
+    tiers.close()
+
+
+@pytest.mark.parametrize("all_blocks", [False, True])
+def test_a_block_that_is_forgotten_while_it_is_written_is_not_found(
+    all_blocks: bool, cache: torch.Tensor, tmp_path: Path
+) -> None:
+    host = HostBlocks(Memory([NUM_SLOTS], [BLOCK_BYTES]), is_tier=False)
+    directory = GatedDirectory(str(tmp_path), 1 << 20, [BLOCK_BYTES])
+    directory.gate = Gate()
+    disk = DiskTier(directory, host, max_queued=1 << 20)
+    tiers = Tiers(HostCopies([cache]), host, disk, [BLOCK_BYTES])
+    tiers.open("0" * 64)
+    tiers.save([(key(1), 0)])
+    assert directory.gate.has_begun.wait(20)
+    tiers.forget([] if all_blocks else [key(1)])
+    into = np.zeros(BLOCK_BYTES, dtype=np.uint8)
+    assert disk.read(key(1), into) is None
+    directory.gate.may_end.set()
+    tiers.close()
+    assert not list(tmp_path.rglob("*-0")) and key(1) not in directory.contents
+
+
+def test_memory_is_waited_for_as_long_as_is_said() -> None:
+    """What is released meanwhile may be of another group, or another call's."""
+    host = HostBlocks(Memory([1, 1], [BLOCK_BYTES, BLOCK_BYTES]), is_tier=False)
+    first, other = host.acquire(0), host.acquire(1)
+    assert first is not None and other is not None
+    found: list[Slot | None] = []
+
+    def wait() -> None:
+        found.append(host.acquire(0, 20))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for _ in range(100):
+        host.release(other)
+        other = host.acquire(1)
+        assert other is not None
+    assert not found
+    host.release(first)
+    waiting.join(20)
+    assert found == [first]
