@@ -91,5 +91,5 @@ def make_engine(
         config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, sleep, HeldOutputs
     )
     tiers.follow(scheduler, engine.executors.drivers)
-    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers.forgotten)
+    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers.on_reset)
     return engine

@@ -47,25 +47,25 @@ class PrefixCaches:
         scheduler: Scheduler,
         drivers: Mapping[int, ReplicaDriver],
         adapters: AdaptersInForce | None,
-        tiers_forgotten: Callable[[], Awaitable[None]] | None = None,
+        reset_tiers: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Takes in the scheduler that has the caches. drivers: by replica id. tiers_forgotten: returns when the tiers
-        of executors are reset, too. Call this before it has executors."""
-        self._tiers_forgotten = tiers_forgotten
+        """Takes in the scheduler that has the caches. drivers: by replica id. reset_tiers: returns when the tiers of
+        executors are reset, too. Call this before it has executors."""
+        self._reset_tiers = reset_tiers
         self._scheduler = scheduler
         self._drivers = drivers
         self._adapters = adapters
 
     async def reset(self, request: ResetPrefixCacheRequest) -> ResetPrefixCacheResponse:
-        """Makes all replicas forget their findable blocks, and the tiers of their executors. Raises RpcError
-        UNAVAILABLE if an executor does not answer."""
+        """Makes all replicas forget their findable blocks, and the tiers of their executors, those that sleep included.
+        Raises RpcError UNAVAILABLE if an executor does not answer."""
         replicas = [replica for replica in self._scheduler.replicas if replica.info is not None]
         for replica in replicas:
             if (recorder := self._recorders.get(replica.replica_id)) is not None:
                 recorder.clear()
         num_blocks = sum(reset(replica.kv, replica.running) for replica in replicas)
-        if self._tiers_forgotten is not None:
-            await self._tiers_forgotten()
+        if self._reset_tiers is not None:
+            await self._reset_tiers()
         logger.info("the prefix cache was reset; blocks forgotten: %d, executors: %d", num_blocks, len(replicas))
         return ResetPrefixCacheResponse(num_blocks=num_blocks, num_executors=len(replicas))
 

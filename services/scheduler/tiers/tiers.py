@@ -46,6 +46,8 @@ class Tiers:
         self._make_calls = make_calls or self._connect
         self._calls: dict[int, Calls] = {}  # by replica id
         self._forgetting: list[tuple[int, asyncio.Future[str]]] = []
+        # What executors have yet to forget, by replica id; None: all. A lost connection does not change it.
+        self._unforgotten: dict[int, list[Sequence[BlockHashes] | None]] = {}
         self.of_replica: dict[int, ReplicaTiers] = {}  # by replica id; only those of executors with tiers
         self._drivers: Mapping[int, ReplicaDriver] = {}
         self._scheduler: Scheduler | None = None
@@ -81,9 +83,8 @@ class Tiers:
         def forget(blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]) -> None:
             if calls is None:
                 on_forgotten()
-            elif (first := calls.forget(blocks, on_forgotten)) is not None:
-                self._forgetting = [one for one in self._forgetting if not one[1].done()]
-                self._forgetting.append((replica_id, first))
+            else:
+                self._forget(replica_id, calls, blocks, on_forgotten)
 
         def call_later(seconds: float, function: Callable[[], None]) -> None:
             if driver is not None and seconds < _LONGEST_WAIT_S:
@@ -96,7 +97,37 @@ class Tiers:
         kv.tiers = self.of_replica[replica_id] = tiers
         if calls is not None:
             self._calls[replica_id] = calls
+            self._watch(replica_id, calls, contents)
+
+    def _watch(self, replica_id: int, calls: Calls, contents: TierContents) -> None:
+        """Keeps contents up to date, once the executor has forgotten what it did not while it was away."""
+        waiting = self._unforgotten.pop(replica_id, [])
+        left = len(waiting)
+
+        def on_forgotten() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                calls.watch(contents)
+
+        for blocks in waiting:
+            self._forget(replica_id, calls, blocks, on_forgotten)
+        if not waiting:
             calls.watch(contents)
+
+    def _forget(
+        self, replica_id: int, calls: Calls, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]
+    ) -> None:
+        unforgotten = self._unforgotten.setdefault(replica_id, [])
+        unforgotten.append(blocks)
+
+        def end() -> None:
+            unforgotten.remove(blocks)
+            on_forgotten()
+
+        if (first := calls.forget(blocks, end)) is not None:
+            self._forgetting = [one for one in self._forgetting if not one[1].done()]
+            self._forgetting.append((replica_id, first))
 
     def _connect(self, replica_id: int) -> Calls | None:
         driver = self._drivers.get(replica_id)
@@ -129,9 +160,12 @@ class Tiers:
         tiers = self.of_replica.get(replica_id)
         return tiers.expected_seconds(hashes) if tiers is not None else float("inf")
 
-    async def forgotten(self) -> None:
-        """Returns when the executors have forgotten what they were told to. Raises RpcError UNAVAILABLE if one has
-        not."""
+    async def on_reset(self) -> None:
+        """Takes in that the memory of all executors was reset. Those that are away, or sleep, forget what their tiers
+        hold before anything is loaded there; returns when the others have forgotten it. Raises RpcError UNAVAILABLE if
+        one has not."""
+        for replica_id in self._drivers.keys() - self._calls.keys():
+            self._unforgotten[replica_id] = [None]
         waiting, self._forgetting = self._forgetting, []
         for replica_id, first in waiting:
             if reason := await first:

@@ -194,7 +194,7 @@ def test_a_block_that_is_forgotten_while_it_is_written_is_not_found(
 
 
 def test_memory_is_waited_for_as_long_as_is_said() -> None:
-    """What is released meanwhile may be of another group, or another call's."""
+    """Releases memory meanwhile that is of another group."""
     host = HostBlocks(Memory([1, 1], [BLOCK_BYTES, BLOCK_BYTES]), is_tier=False)
     first, other = host.acquire(0), host.acquire(1)
     assert first is not None and other is not None

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from pagewire.services.scheduler.placement.integrity import check_integrity
-from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest
+from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest, SleepModelRequest, WakeModelRequest
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
 from tests.fakes import FakeExecutor, FakeExecutorServicer, FakeTier, expected_output
 from tests.services.scheduler.service_line import ServiceLine, generate_request
@@ -32,6 +32,12 @@ async def known_blocks(line: ServiceLine, count: int) -> None:
     """Returns when the scheduler knows so many blocks of the tiers."""
     async with asyncio.timeout(10):
         while len(line.engine.scheduler.placement.tier_index) != count:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def forgotten(tier: FakeTier) -> None:
+    async with asyncio.timeout(10):
+        while tier.blocks:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -79,3 +85,27 @@ async def test_a_reset_that_does_not_reach_a_tier_is_an_error(tmp_path: Path) ->
         with pytest.raises(grpc.aio.AioRpcError, match="has not forgotten what its tiers hold") as error:
             await reset
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert tier.blocks
+        successor = servicer(tier)
+        successor.may_forget.clear()
+        await line.start_executor(successor)
+        await line.wait_for_executor(True)
+        assert await cached_tokens(line) == 0, "nothing is loaded before the executor has forgotten"
+        successor.may_forget.set()
+        await forgotten(tier)
+
+
+async def test_a_reset_reaches_the_tiers_of_an_executor_that_sleeps(tmp_path: Path) -> None:
+    tier = FakeTier()
+    async with ServiceLine(tmp_path, servicer(tier)).running() as line:
+        await line.wait_for_executors(1)
+        assert await cached_tokens(line) == 0
+        await known_blocks(line, 3)
+        admin = AdminServiceStub(line.channel)
+        await admin.SleepModel(SleepModelRequest(level=1))
+        await admin.ResetPrefixCache(ResetPrefixCacheRequest())
+        line.executor.may_forget.clear()
+        await admin.WakeModel(WakeModelRequest())
+        assert await cached_tokens(line) == 0  # nothing is loaded before the executor has forgotten
+        line.executor.may_forget.set()
+        await forgotten(tier)
