@@ -195,6 +195,8 @@ async def test_keys_and_streams_that_are_kept(fake: FakeTokenizer, address: str)
         (CHAT, {"model": "fake", "messages": [USER], "shift": True}, "shift"),
         (CHAT, {"model": "fake", "messages": [USER], "keep_alive": "5 minutes"}, "keep_alive: "),
         (CHAT, {"model": "fake", "messages": [USER], "format": "yaml"}, "format: "),
+        (GENERATE, {"model": "m", "prompt": "p", "context": [1, "2"]}, "context[1]: input should be a valid integer"),
+        (GENERATE, {"model": "m", "prompt": "p", "context": [2**70]}, "context[0]: input should be less than"),
         (CHAT, {"model": "fake", "messages": [USER], "top_logprobs": 2}, "top_logprobs needs logprobs: true"),
         (CHAT, {"model": "fake", "messages": [USER], "tools": [ADD]}, "'fake' does not support tools"),
         (CHAT, {"model": "fake", "messages": [USER], "think": True}, "'fake' does not support thinking"),
