@@ -11,7 +11,7 @@ from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.dialects.ollama.options import KEEP_ALIVE, KeepAlive, OllamaOptions, idle_seconds
 from pagewire.gateway.schema.field import Off, field, required
-from pagewire.gateway.schema.parameters import Parameters, TokenIdList
+from pagewire.gateway.schema.parameters import Parameters, TokenId
 from pagewire.gateway.schema.tools import Function, Name
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -137,8 +137,8 @@ class OllamaGenerateRequest(OllamaGenerating):
     system: str | None = field("tokenizer", "A system message before the prompt.")
     images: list[Base64Image] | None = field("tokenizer", "Files of images in base64.")
     raw: bool | None = field("gateway", "Continue the prompt as it is, without the chat template.", False)
-    context: TokenIdList | list[Any] | None = field(
-        "tokenizer", "The `context` of an earlier answer, which the prompt follows.", union_mode="left_to_right"
+    context: Annotated[list[TokenId], Field(fail_fast=True)] | None = field(
+        "tokenizer", "The `context` of an earlier answer, which the prompt follows."
     )
 
     @model_validator(mode="after")

@@ -76,12 +76,11 @@ class Directory:
             self._root = self._path / kv_format
             self._folders.clear()
             self._num_bytes = 0
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        for entry in os.scandir(self.scratch):  # what killed writers have left
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - entry.stat().st_mtime > _ABANDONED_S:
-                    Path(entry.path).unlink()
         self.look()
+        for entry in os.scandir(self.scratch):  # what killed writers have left
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED_S:
+                    Path(entry.path).unlink()
 
     def store_id(self) -> str:
         """Returns what identifies the contents: all executors that see these files return the same."""
@@ -141,7 +140,7 @@ class Directory:
         """Reads a block; returns its checksum. Raises FileNotFoundError, or Damaged, after which it is gone."""
         path = _file(self._root, key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             self._drop(path, key)
             raise
@@ -203,14 +202,15 @@ class Directory:
     # -- the whole directory -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Takes in what others have written and deleted."""
-        found = set(self._subfolders())
-        for path in found:
-            self._look_at(path)
+        """Takes in what others have written and deleted, be it the directory itself."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
         with self._lock:
-            gone = [path for path in self._folders if path not in found and not self._folders[path].num_changes]
-        for path in gone:
-            self._replace(path, _Folder(), 0)
+            gone = {path: folder.num_changes for path, folder in self._folders.items()}
+        for path in self._subfolders():
+            gone.pop(path, None)
+            self._look_at(path)
+        for path, num_changes in gone.items():
+            self._replace(path, _Folder(), num_changes)
 
     def _subfolders(self) -> Iterator[Path]:
         """Yields the folders with blocks, of all formats."""
@@ -229,7 +229,7 @@ class Directory:
             if modified_ns == known.modified_ns:
                 return
             is_settled = time.time_ns() - modified_ns > _TICK_NS
-            files = {entry.name: entry.stat().st_size for entry in filter(_is_block, os.scandir(path))}
+            files = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in _blocks(path)}
         except FileNotFoundError:
             modified_ns, is_settled, files = 0, False, {}
         self._replace(path, _Folder(modified_ns if is_settled else 0, files), num_changes)
@@ -265,9 +265,9 @@ class Directory:
                 return
             files = []
             for folder in self._subfolders():
-                for entry in filter(_is_block, os.scandir(folder)):
+                for entry in _blocks(folder):
                     with contextlib.suppress(FileNotFoundError):
-                        stat = entry.stat()
+                        stat = entry.stat(follow_symlinks=False)
                         files.append((stat.st_mtime_ns, entry.path, stat.st_size))
             held = sum(size for _, _, size in files)
             for _, path, size in sorted(files):
@@ -278,8 +278,11 @@ class Directory:
             self.look()
 
 
-def _is_block(entry: os.DirEntry[str]) -> bool:
-    return _BLOCK_NAME.fullmatch(entry.name) is not None
+def _blocks(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yields the files of blocks. A link or a pipe of such a name is none: it may lead nowhere, or never end."""
+    for entry in os.scandir(folder):
+        if _BLOCK_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            yield entry
 
 
 def _file(root: Path, key: Key) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,44 @@ def test_executors_see_what_others_write_and_delete(tmp_path: Path) -> None:
     other.clear()
     one.look()
     assert len(one.contents) == 0 and one.num_bytes == 0 and other.num_bytes == 0
+
+
+def test_what_is_no_file_is_no_block(tmp_path: Path) -> None:
+    directory = opened(tmp_path, 3)
+    write(directory, 0)
+    block = next(tmp_path.rglob("*-0"))
+    names = [block.with_name(f"{number:064x}-0") for number in range(1, 6)]
+    names[0].symlink_to(names[0])
+    names[1].symlink_to("/nowhere")
+    names[2].mkdir()
+    names[3].symlink_to(block)
+    os.mkfifo(names[4])
+    directory.look()
+    assert key(0) in directory.contents and len(directory.contents) == 1 and directory.num_bytes == 1000
+    for number in range(2, 8, 2):
+        write(directory, number)
+    assert directory.num_bytes <= 3000 and holds(directory, 6)
+
+
+def test_a_pipe_in_the_place_of_a_block_does_not_stall_readers(tmp_path: Path) -> None:
+    directory = opened(tmp_path)
+    write(directory, 0)
+    path = next(tmp_path.rglob("*-0"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="seek"):
+        directory.read(key(0), np.zeros(SIZE, dtype=np.uint8))
+
+
+def test_a_directory_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    directory = opened(tmp_path / "kv", 10)
+    for number in range(9):
+        write(directory, number)
+    shutil.rmtree(tmp_path / "kv")
+    directory.look()
+    assert len(directory.contents) == 0 and directory.num_bytes == 0
+    write(directory, 20)
+    assert holds(directory, 20)
 
 
 def test_the_oldest_blocks_of_all_formats_make_room(tmp_path: Path) -> None:
