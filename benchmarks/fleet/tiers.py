@@ -28,7 +28,7 @@ KINDS = {"host": HOST, "disk": DISK}
 
 @dataclass
 class Store:
-    """What one tier holds, and the schedulers' indices that follow it. Several executors may share it."""
+    """Holds the blocks of a tier, which executors may share, and tells the schedulers' indices that follow it."""
 
     kind: TierKind
     block_bytes: int

@@ -75,8 +75,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tiers_find_what_the_kv_cache_no_longer_holds() -> None:
-    case = {"num_replicas": 2, "num_deaths": 2, "down_seconds": 1.0}
-    small = dataclasses.replace(Case(200, 200), device="cpu", num_blocks=600, shape=SHAPE, **case)
+    small = Case(2, 200, device="cpu", num_blocks=600, shape=SHAPE, num_deaths=2, down_seconds=1.0)
     without, with_disk = Fleet(small).run(), Fleet(dataclasses.replace(small, tier="disk", sharing=2)).run()
     assert without.load_rate == 0 < with_disk.load_rate
     assert without.hit_rate < with_disk.hit_rate
