@@ -118,7 +118,8 @@ def _may_be_too_long(body: OllamaChatRequest, turns: Sequence[OllamaTurn], takes
 
 
 def _without_output(body: OllamaGenerating, form: Form) -> Response:
-    """Returns the answer to a request without a prompt: the model is loaded, as it always is."""
+    """Returns the answer to a request without a prompt, which changes nothing: a model that sleeps wakes when it is
+    used."""
     return json_response(without_output(form, body.model, "unload" if body.unloads else "load"))
 
 
@@ -168,8 +169,9 @@ async def ollama_tags(request: Request) -> OllamaTags:
 
 @router.get("/api/ps")
 async def ollama_processes(request: Request) -> OllamaProcesses:
-    """Lists the loaded models in Ollama's API: all that are served."""
-    return OllamaProcesses([loaded(model) for model in await TOKENIZER.of(request).list_models()])
+    """Lists the loaded models in Ollama's API: all that are served and do not sleep."""
+    models = await TOKENIZER.of(request).list_models()
+    return OllamaProcesses([loaded(model) for model in models if not model.sleep_level])
 
 
 @router.post("/api/show")

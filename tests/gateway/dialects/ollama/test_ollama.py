@@ -137,6 +137,8 @@ async def test_without_a_prompt_the_model_is_loaded_or_put_away(client: httpx.As
         assert (loaded["message"], loaded["done_reason"]) == ({"role": "assistant", "content": ""}, reason)
     assert not fake.received
     assert [one["name"] for one in (await client.get("/api/ps")).json()["models"]] == ["fake:latest", "alias:latest"]
+    fake.sleep_level = 1
+    assert (await client.get("/api/ps")).json() == {"models": []}
 
 
 async def test_a_name_may_have_the_tag_latest(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
