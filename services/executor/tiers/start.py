@@ -116,6 +116,7 @@ def model_digest(config: ExecutorConfig, runner: Runner) -> str:
         "overrides": config.hf_overrides,
         "implementation": [config.model_impl, config.quantization],
         "dtype": str(runner.model.config.dtype),
+        "longest": runner.limits.max_model_len,  # by it, some models scale the rotation of keys
         "groups": [
             (type(spec).__name__, asdict(spec), [layer.layer_idx for layer in layers])
             for spec, layers in kv_cache.groups(runner.model).items()

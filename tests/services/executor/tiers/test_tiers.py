@@ -14,10 +14,12 @@ import pytest
 from pagewire.config import ExecutorConfig
 from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.models.protocol import Model
+from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.tiers import disk as disk_module
 from pagewire.services.executor.tiers import loads as loads_module
+from pagewire.services.executor.tiers.start import model_digest
 from pagewire.v1 import executor_pb2
-from tests.services.executor.helpers.stepping import VOCAB_SIZE, alone, prompt
+from tests.services.executor.helpers.stepping import CPU, LIMITS, VOCAB_SIZE, alone, prompt
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.service.test_replacement import save_other
 from tests.services.executor.tiers.tiered_service import Service, Stream, blocks, counted, hashes_of, serving
@@ -291,6 +293,13 @@ async def test_a_load_ends_with_its_stream(
         assert await stream.generate(PROMPT, [5, 6, 7, 1, 17], 10) == tokens
         assert not service.tiers.loads.running
         await check_loading(await service.opened(), tokens, HOST)
+
+
+def test_another_longest_request_is_another_format(plain: ExecutorConfig, model: Model) -> None:
+    """Keys are rotated by it where positions are scaled: in LongRoPE, and in dynamic NTK scaling."""
+    longest = (LIMITS.max_model_len, LIMITS.max_model_len // 2, LIMITS.max_model_len)
+    digests = [model_digest(plain, assemble(model, replace(LIMITS, max_model_len=n), 4, CPU)) for n in longest]
+    assert digests[0] == digests[2] != digests[1]
 
 
 async def test_other_weights_have_other_blocks(sockets: list[str], tmp_path: Path) -> None:
