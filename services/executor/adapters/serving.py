@@ -184,8 +184,8 @@ class ServedAdapters:
         if self._ahead is not None:
             self._ahead.cancel()
             self._ahead = None
-        async with self._reading:
-            pass
+        async with self._reading:  # a thread may still read for a task that was cancelled
+            await asyncio.get_running_loop().run_in_executor(self._reader, int)
 
     def on_wake(self, slots: Adapters) -> None:
         """Takes in the slots of the model that was loaded again; they get the adapters that the former ones had."""

@@ -61,6 +61,8 @@ class Transfers:
             if (tiers := self._tiers_of(replica)) is not None:
                 tiers.others = partial(self._sources, replica)
         self._chunks = {one: chunks for one, chunks in self._chunks.items() if one in self._replicas}
+        for request in [one for one, transfer in self._of_request.items() if transfer.target not in self._replicas]:
+            self._release(request)
 
     def _sources(self, reader: Replica) -> list[Source]:
         return [
