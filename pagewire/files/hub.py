@@ -58,7 +58,7 @@ def choose_gguf(files: Iterable[str], wanted: str) -> list[str]:
     """Returns the file that llama.cpp takes, with its other parts if it is one of several. files: of the repository.
     wanted: a quantization or a file; "" = Q4_K_M, else Q4_0, else the first.
 
-    Raises ModelNotFoundError, whose message follows the name of the repository.
+    Raises ModelNotFoundError, with a message that follows the name of the repository.
     """
     names = sorted(name for name in files if name.endswith(".gguf"))
     firsts = [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]

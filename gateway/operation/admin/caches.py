@@ -31,7 +31,7 @@ class ResetQuery(Parameters):
         ),
     }
 
-    reset_external: bool | None = field("scheduler", "Ignored: the cache is only in the memory of executors.")
+    reset_external: bool | None = field("scheduler", "Ignored: what executors keep in host memory and on disks is always reset, too.")
 
 
 class FlushQuery(Parameters):

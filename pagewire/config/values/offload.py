@@ -14,13 +14,13 @@ def of_offload(config: ExecutorConfig, *, on_cuda: bool) -> str | None:
         )
     speculation = Speculation.of(config) if config.cpu_offload_gb else None
     if speculation is not None and (speculation.method == "self" or speculation.with_copy):
-        return f"{flag}: no copy of a model drafts whose weights are in host memory; use --spec-method ngram"
+        return f"{flag}: a model with weights in host memory has no copy that drafts; use --spec-method ngram"
     return None
 
 
 def of_offloaded_transformers(architecture: str) -> str:
     return (
-        f"--cpu-offload-gb: {architecture} runs in transformers' code, whose weights stay on the device; "
+        f"--cpu-offload-gb: {architecture} runs in transformers' code, which keeps its weights on the device; "
         f"leave the flag out, or use one of Pagewire's own models (docs/models.md)"
     )
 

@@ -36,7 +36,7 @@ class StreamingModel(Protocol):
 
 @dataclass(frozen=True)
 class Offload:
-    """The layers whose weights are in host memory."""
+    """The layers with weights in host memory."""
 
     layers: tuple[int, ...]  # indices among the layers of this stage, ascending
     host_bytes: int = 0

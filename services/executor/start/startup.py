@@ -83,7 +83,7 @@ def start_runner(
     """Loads the model and makes it ready. Call it on the thread that will execute steps.
 
     model_path: the directory of the files of `config.model`. group: the ranks that serve the model together; each of
-    them calls this function. before: an earlier start in this process, whose sizes stay. Raises StartupError (also if
+    them calls this function. before: an earlier start in this process, for its sizes. Raises StartupError (also if
     memory does not suffice), ModelLoadError or RankLost.
     """
     config = replace(config, cpu_share=config.cpu_share / group.num_local)

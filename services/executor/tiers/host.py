@@ -1,7 +1,7 @@
 """Memory of the host for blocks: a tier, or a small area that blocks pass on their way to and from other tiers.
 
 It is divided into slots, a number for each group in proportion to the group's part of the KV cache. A slot in use is
-pinned; others are reused, the one first whose block was not asked for the longest.
+pinned; the others are reused, the longest unused one first.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class HostBlocks:
         return slot
 
     def _hide(self, slot: Slot) -> None:
-        """Lets no one find the slot's block any more."""
+        """Makes the slot's block unfindable."""
         if slot.key is not None:
             self._memory.hide(slot.group, slot.index)
             del self._found[slot.group][slot.key[1]]

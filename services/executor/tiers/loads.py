@@ -79,7 +79,7 @@ class Loads:
         self._slow = ThreadPoolExecutor(_DISK_THREADS, "kv-reads")
 
     def start(self) -> None:
-        """Starts the threads. Call it on another one than the device's, whose processor they would share."""
+        """Starts the threads. Not to be called on the device thread, as they would share its processor."""
         for pool, size in ((self._quick, _QUICK_THREADS), (self._slow, _DISK_THREADS)):
             all_run = threading.Barrier(size)
             for _ in range(size):

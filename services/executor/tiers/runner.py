@@ -30,8 +30,8 @@ class TieredStep(Step):
 
 
 class TieredRunner:
-    """A `Runner` whose blocks are saved and loaded beside the steps. Steps of which no block is being saved take no
-    longer."""
+    """A `Runner` that saves and loads blocks beside the steps. A step that writes to no block on its way
+    takes no longer."""
 
     def __init__(self, runner: ModelRunner, tiers: Tiers) -> None:
         self._present: ModelRunner | None = runner  # None: it rests

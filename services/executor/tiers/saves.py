@@ -57,11 +57,11 @@ class Saves:
         self._started: deque[_Save] = deque()  # by the device thread
         self._taken: _Save | None = None  # by the thread; it may be in neither of the above
         self._is_closed = False
-        self._unfinished: Counter[Key] = Counter()  # saves whose block is not in the tiers yet
+        self._unfinished: Counter[Key] = Counter()  # saves of blocks that are not in the tiers yet
         self._thread = threading.Thread(target=self._run, name="kv-saves", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread. Call it on another one than the device's, whose processor it would share."""
+        """Starts the thread. Not to be called on the device thread, as it would share its processor."""
         self._thread.start()
 
     # -- on the device thread ----------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class ServedTiers:
         self._num_blocks = [group.num_blocks for group in runner.kv_groups]
 
     async def describe(self, response: executor_pb2.DescribeResponse) -> None:
-        """Adds the tiers to a description that has the weights in force, whose blocks they hold from now on."""
+        """Adds the tiers to a description that has the weights in force; they hold blocks of these from now on."""
         tiers = self._tiers
         text = f"{self._model_digest} {response.weights.digest}"
         tiers.open(hashlib.sha256(text.encode()).hexdigest())

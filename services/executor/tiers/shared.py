@@ -69,7 +69,7 @@ class Memory:
         self._tables[group]["is_there"][index] = 0
 
     def close(self) -> None:
-        """Frees it, but for those who are reading."""
+        """Frees it as soon as no process reads it."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -82,7 +82,7 @@ class OtherMemory:
         boot, pid, descriptor, token = name.split("/")
         if boot != _BOOT_ID.read_text().strip():
             raise ValueError("it is on another host")
-        opened = os.open(f"/proc/{int(pid)}/fd/{int(descriptor)}", os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(f"/proc/{int(pid)}/fd/{int(descriptor)}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             memory = np.frombuffer(mmap.mmap(opened, 0, prot=mmap.PROT_READ), dtype=np.uint8)
         finally:

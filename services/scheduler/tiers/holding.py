@@ -29,11 +29,6 @@ class Holding:
         load.is_held = True
         return True
 
-    @property
-    def is_loading(self) -> bool:
-        """True while a load is under way."""
-        return any(not load.is_over for load in self.loads)
-
     def release(self) -> None:
         """Releases the blocks; those of loads under way when they end."""
         self.is_over = True

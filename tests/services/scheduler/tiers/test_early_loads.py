@@ -24,7 +24,7 @@ def test_blocks_are_loaded_while_others_are_computed_elsewhere() -> None:
     for num_blocks in (4, 8, 10):
         line.schedule(0)
         line.receive(0)
-        assert holding.extend(num_blocks) and holding.is_loading
+        assert holding.extend(num_blocks) and not holding.loads[-1].is_over
         step = line.schedule(1)
         assert step is not None and step.tiers is not None
         (load,) = step.tiers.loads
@@ -33,7 +33,7 @@ def test_blocks_are_loaded_while_others_are_computed_elsewhere() -> None:
     assert not holding.extend(10)
     for _ in range(3):
         line.end_load(1)
-    assert not holding.is_loading
+    assert all(load.is_over for load in holding.loads)
     assert line.scheduler.replicas[1].kv.num_free_blocks == 246, "they are held"
     line.replica._rows.preempt(request, line.scheduler._waiting)
     line.fleet.note(line.replica)
