@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -68,7 +69,7 @@ def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
     host = HostBlocks(slots, is_tier=host_bytes > 0)
     disk = None
     if config.kv_offloading_dir is not None:
-        directory = Directory(config.kv_offloading_dir, int(config.kv_offloading_dir_size * _GIB), block_bytes)
+        directory = _directory(config.kv_offloading_dir, config.kv_offloading_dir_size, block_bytes)
         disk = DiskTier(directory, host, max_queued=max(host.num_bytes // 4, _STAGING_BYTES))
     tiers = Tiers(copies, host, disk, block_bytes)
     if host.is_tier:
@@ -79,6 +80,23 @@ def with_tiers(config: ExecutorConfig, runner: ModelRunner) -> TieredRunner:
         size = memory.mib(disk.directory.max_bytes)
         logger.info("copies of KV blocks: up to %s in %s", size, config.kv_offloading_dir)
     return TieredRunner(runner, tiers)
+
+
+def _directory(path: str, gib: float, block_bytes: list[int]) -> Directory:
+    """Returns the directory of blocks, which is made. Raises StartupError if it cannot be, or holds too little; one
+    that is full or read only for now costs blocks, and nothing else."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(
+            f"--kv-offloading-dir: {path} is no directory and cannot be made one ({error.strerror}); name another"
+        ) from error
+    if (max_bytes := int(gib * _GIB)) < (least := _LEAST_STAGED * sum(block_bytes)):
+        raise StartupError(
+            f"--kv-offloading-dir-size {gib:g}: a KV block of this model takes {memory.mib(sum(block_bytes))}; give at "
+            f"least {math.ceil(least / _GIB * 1e4) / 1e4:g}, for {_LEAST_STAGED} blocks"
+        )
+    return Directory(path, max_bytes, block_bytes)
 
 
 def _host_bytes(config: ExecutorConfig, cache_bytes: int) -> int:

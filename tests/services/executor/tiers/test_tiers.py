@@ -12,16 +12,18 @@ import grpc
 import pytest
 
 from pagewire.config import ExecutorConfig
+from pagewire.errors import StartupError
 from pagewire.services.executor.loading.weights.identity import content_digest
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.start.assembly import assemble
 from pagewire.services.executor.tiers import disk as disk_module
 from pagewire.services.executor.tiers import loads as loads_module
-from pagewire.services.executor.tiers.start import model_digest
+from pagewire.services.executor.tiers.start import model_digest, with_tiers
 from pagewire.v1 import executor_pb2
 from tests.services.executor.helpers.stepping import CPU, LIMITS, VOCAB_SIZE, alone, prompt
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.service.test_replacement import save_other
+from tests.services.executor.service.test_servicer import NUM_BLOCKS
 from tests.services.executor.tiers.tiered_service import Service, Stream, blocks, counted, hashes_of, serving
 
 PROMPT = prompt(29)
@@ -353,3 +355,14 @@ async def test_blocks_that_do_not_exist_end_the_stream(
             await stream.step(**step)
             with pytest.raises(grpc.aio.AioRpcError, match=message):
                 await stream.result()
+
+
+def test_a_directory_that_cannot_hold_blocks_is_refused(model: Model, plain: ExecutorConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "file", tmp_path / "file" / "kv", tmp_path / "loop"):
+        with pytest.raises(StartupError, match=f"--kv-offloading-dir: {path} is no directory"):
+            with_tiers(replace(plain, kv_offloading_dir=str(path)), assemble(model, LIMITS, NUM_BLOCKS, CPU))
+    small = replace(plain, kv_offloading_dir=str(tmp_path), kv_offloading_dir_size=7 * BLOCK_BYTES / 1024**3)
+    with pytest.raises(StartupError, match=r"--kv-offloading-dir-size .* give at least 0\.0001, for 8 blocks"):
+        with_tiers(small, assemble(model, LIMITS, NUM_BLOCKS, CPU))
