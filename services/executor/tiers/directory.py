@@ -90,7 +90,7 @@ class Directory:
             with contextlib.suppress(FileExistsError):
                 os.link(made, path)
             made.unlink()
-        return path.read_text()
+        return path.read_text(errors="replace")
 
     @property
     def scratch(self) -> Path:

@@ -50,6 +50,8 @@ def holds(directory: Directory, number: int) -> bool:
 def test_executors_see_what_others_write_and_delete(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     assert one.store_id() == other.store_id() and len(one.store_id()) == 32
+    (tmp_path / FORMAT / "store").write_bytes(b"\xff")
+    assert one.store_id() == other.store_id()
     for number in range(5):
         write(one, number)
     other.look()
