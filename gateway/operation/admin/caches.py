@@ -31,7 +31,9 @@ class ResetQuery(Parameters):
         ),
     }
 
-    reset_external: bool | None = field("scheduler", "Ignored: what executors keep in host memory and on disks is always reset, too.")
+    reset_external: bool | None = field(
+        "scheduler", "Ignored: tiers in host memory and on disks are always reset, too."
+    )
 
 
 class FlushQuery(Parameters):
