@@ -13,7 +13,8 @@ router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 _ADAPTERS = "see /v1/load_lora_adapter and /v1/unload_lora_adapter"
 _IMAGES = "images stay cached; /reset_prefix_cache forgets what was computed from them"
-_TIERS = "the cache is only in the memory of executors; see /reset_prefix_cache"
+_TIERS = "--kv-offloading-dir decides where copies are kept; /reset_prefix_cache forgets them, too"
+_PAUSE = "see /sleep?mode=keep and /wake_up, between which requests keep their tokens"
 _MODELS = "the models are those that the server was started with; see /v1/models"
 _SCALE = "the deployment starts and stops executors"
 _WEIGHTS = "weights are replaced from files, all at once; see /v1/admin/weights"
@@ -28,7 +29,7 @@ UNSERVED: Mapping[str, str] = {
     "/cohere/v2/chat": "see /v1/chat/completions",
     "/collective_rpc": "clients run no code in executors",
     "/configure_logging": "flags configure logging",
-    "/continue_generation": "generation cannot be paused",
+    "/continue_generation": _PAUSE,
     "/encode": "see /v1/embeddings",
     "/fault_tolerance/apply": "recovery is automatic",
     "/fault_tolerance/status": "recovery is automatic; see /readyz",
@@ -41,21 +42,21 @@ UNSERVED: Mapping[str, str] = {
     "/init_weight_transfer_engine": _WEIGHTS,
     "/init_weights_update_group": _WEIGHTS,
     "/invocations": "call the route that you need",
-    "/is_paused": "generation cannot be paused",
+    "/is_paused": _PAUSE,
     "/is_scaling_elastic_ep": _SCALE,
     "/kv_event_sources": "see pagewire.v1.AdminService/SubscribeKvEvents of gRPC, and --kv-events-config",
     "/load_lora_adapter": _ADAPTERS,
     "/load_lora_adapter_from_tensors": "adapters are loaded from files; see /v1/load_lora_adapter",
     "/open_session": "the server has no sessions; the prefix cache finds earlier turns",
     "/parse_function_call": "calls are parsed as they are generated; see tools of /v1/chat/completions",
-    "/pause": "generation cannot be paused",
-    "/pause_generation": "generation cannot be paused",
-    "/pd_role_switch": "prompts and outputs are computed by the same executor",
+    "/pause": _PAUSE,
+    "/pause_generation": _PAUSE,
+    "/pd_role_switch": "--role of an executor decides, from its start",
     "/release_kv_cache_memory": "see /sleep and /wake_up",
     "/release_memory_occupation": "see /sleep and /wake_up",
     "/reset_encoder_cache": _IMAGES,
     "/reset_mm_cache": _IMAGES,
-    "/resume": "generation cannot be paused",
+    "/resume": _PAUSE,
     "/resume_memory_occupation": "see /sleep and /wake_up",
     "/scale_elastic_ep": _SCALE,
     "/separate_reasoning": "reasoning is separated as it is generated; see /v1/chat/completions",

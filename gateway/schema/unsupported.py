@@ -12,7 +12,7 @@ _CHAT_ONLY = "only chats have it"
 _CODE = "requests cannot carry code"
 _EXPERTS = "the routing of tokens to experts is not returned"
 _IMAGES = "the server's flags set how images are read"
-_ONE_PLACE = "prompts and outputs are computed by the same executor"
+_ONE_PLACE = "the scheduler decides which executors compute prompt and output"
 _PLACED = "the scheduler chooses the executor of a request"
 
 UNSUPPORTED: Mapping[str, Refused] = {

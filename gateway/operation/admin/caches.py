@@ -31,9 +31,7 @@ class ResetQuery(Parameters):
         ),
     }
 
-    reset_external: bool | None = field(
-        "scheduler", "Ignored: tiers in host memory and on disks are always reset, too."
-    )
+    reset_external: bool | None = field("scheduler", "Ignored: copies in host memory and on disk are always forgotten.")
 
 
 class FlushQuery(Parameters):
