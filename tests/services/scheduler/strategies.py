@@ -135,6 +135,7 @@ def lines(
         for replica in replicas:
             kinds = tuple((group.window, group.state_tokens) for group in replica.kv_groups)
             replica.tier = tiers.setdefault(kinds, FakeTier(max_blocks))
+            replica.kv_format = f"fake {kinds}"
     # Without chunks, only prompts up to the budget are accepted.
     must_chunk = min(executor.max_num_batched_tokens for executor in replicas) < 28
     return PureLine(
