@@ -38,6 +38,10 @@ class BlockTiers(Protocol):
     """Decides what is copied between the KV cache of one executor and its tiers."""
 
     @property
+    def are_known(self) -> bool:
+        """False while prompts wait for the executor to say what its tiers hold."""
+
+    @property
     def has_loads(self) -> bool:
         """True if a load waits for the next step."""
 

@@ -114,7 +114,8 @@ class Fleet:
         self.deferrals.add(request, replica_id, fit)
         # A replica at which the request waits for blocks decides once they are there: two such replicas would wake each
         # other without end.
-        if not self._replicas[replica_id].kv.keeps_waiting(request):
+        kv = self._replicas[replica_id].kv
+        if not kv.keeps_waiting(request) and (kv.tiers is None or kv.tiers.are_known):
             self.want(self._replicas[replica_id])
 
     def want(self, replica: Replica) -> None:

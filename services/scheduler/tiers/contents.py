@@ -4,7 +4,7 @@ Nothing depends on it for correctness: a block that is not there any more costs 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pagewire.services.scheduler.memory.block_index import BlockListener
 from pagewire.v1.executor_pb2 import BlockHashes, TierChanges
@@ -33,6 +33,8 @@ class TierContents:
         self._expected: dict[tuple[int, bytes], None] = {}
         # Blocks that a load has just not found, and when they may be asked for again, in this order.
         self._doubted: dict[tuple[int, bytes], float] = {}
+        self.is_known = False  # the executor has said all that it held at first
+        self.on_known: Callable[[], None] = lambda: None
         self._index = index
         self.indexed_group = indexed_group
 
@@ -60,11 +62,20 @@ class TierContents:
         if len(self._expected) > _MAX_EXPECTED:
             del self._expected[next(iter(self._expected))]
 
+    def known(self) -> None:
+        """Takes in that the executor has said all that it held at first, or has had the time to."""
+        if not self.is_known:
+            self.is_known = True
+            self.on_known()
+
     def apply(self, changes: TierChanges) -> None:
         """Takes in what has changed. Changes of a tier or group that the executor did not describe are ignored."""
-        held = self._held.get(changes.kind)
-        if held is None:
-            return
+        if (held := self._held.get(changes.kind)) is not None:
+            self._take(held, changes)
+        if changes.is_complete:
+            self.known()
+
+    def _take(self, held: list[set[bytes]], changes: TierChanges) -> None:
         if changes.cleared:
             self._clear(changes.kind)
         for stored in changes.stored:

@@ -85,6 +85,10 @@ class ReplicaTiers:
     # -- loads -------------------------------------------------------------------------------------------------------
 
     @property
+    def are_known(self) -> bool:
+        return self.contents.is_known
+
+    @property
     def has_loads(self) -> bool:
         return self._loads.has_unsent
 
@@ -97,6 +101,8 @@ class ReplicaTiers:
             metrics.QUERIES.inc(request.num_tokens - computed.num_tokens)
         size, sources = self._kv.block_size, self._sources
         start, most = computed.num_tokens // size, (request.num_tokens - 1) // size
+        if most > start and not self.contents.is_known:
+            return True  # the executor has just come, perhaps for this request, and is about to say what it holds
         plan = self._loads.plan(request, most, sources, start)
         if plan is None:
             return False

@@ -20,6 +20,8 @@ from pagewire.wire.rpc import RpcError
 
 # Executors end each load in less.
 _LONGEST_WAIT_S = 60.0
+# Prompts wait at most as long for a new executor to say what its tiers hold.
+_KNOWN_S = 0.5
 
 
 class Calls(Protocol):
@@ -93,10 +95,15 @@ class Tiers:
                 loop.call_later(seconds, driver.wake)
 
         driver = self._drivers.get(replica_id)
+        if driver is None or calls is None:
+            contents.known()
         tiers = ReplicaTiers(replica_id, info, kv, contents, compute_seconds, forget, call_later)
         kv.tiers = self.of_replica[replica_id] = tiers
         if calls is not None:
             self._calls[replica_id] = calls
+            if driver is not None:
+                contents.on_known = driver.wake
+                call_later(_KNOWN_S, contents.known)
             self._watch(replica_id, calls, contents)
 
     def _watch(self, replica_id: int, calls: Calls, contents: TierContents) -> None:
