@@ -15,6 +15,8 @@ from pagewire.services.tokenizer.pool.codec_source import FileSource
 from pagewire.services.tokenizer.pool.pool import TokenizerPool
 from pagewire.services.tokenizer.templates.turns import fit_turns
 from pagewire.v1 import inference_pb2
+from pagewire.v1.admin_pb2 import WakeModelRequest
+from pagewire.v1.admin_pb2_grpc import AdminServiceStub
 from pagewire.wire import rpc
 from tests.fakes import FakeExecutor, FakeExecutorServicer
 from tests.gateway.conftest import running_gateway, wait_ready
@@ -62,6 +64,8 @@ class FuzzLine:
         step broke what an executor may rely on. Raises Finding."""
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
+                # A case may have put the model to sleep.
+                await AdminServiceStub(self.scheduler.channel).WakeModel(WakeModelRequest())
                 answer = [response async for response in self.tokenizer.stub.Generate(_VALID)]
                 await self.scheduler.wait_until_free()
         except (TimeoutError, grpc.aio.AioRpcError) as error:
@@ -72,6 +76,9 @@ class FuzzLine:
             record = self._errors.records[0]
             self._errors.records.clear()
             raise Finding(f"logged: {record.name}: {logging.Formatter().format(record)}")
+        if self.scheduler.executor.sleeps:
+            self.scheduler.executor.sleeps.clear()
+            self._num_streams = self.scheduler.executor.num_streams
         if self.scheduler.executor.num_streams != self._num_streams:
             self._num_streams = self.scheduler.executor.num_streams
             raise Finding("the executor was sent a step that it could not execute")

@@ -8,7 +8,7 @@ ROOT = REPOSITORY / "services/executor"
 CORE = ("service/servicer.py", "service/worker.py", "runner/model_runner.py")
 FEATURES = (
     "grammar",
-    "images",
+    "batch/images",
     "loading",
     "models/drafting",
     "models/vision",
@@ -19,6 +19,8 @@ FEATURES = (
     "graphs/recorded_steps.py",
     "runner/prompt_logprobs.py",
     "service/replacement.py",
+    "service/sleep",
+    "tiers",
 )
 
 

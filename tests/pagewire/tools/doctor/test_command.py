@@ -54,7 +54,9 @@ def test_exit_code_and_text(monkeypatch, capsys, finding: Finding, code, strict)
 
 @pytest.mark.parametrize("model", ["no-such-model", "./no/such/path"])
 def test_a_missing_model_is_reported_with_suggestions(model: str) -> None:
-    with pytest.raises(StartupError, match=r"no model .*a hub id \(owner/name\), or one of smollm2"):
+    with pytest.raises(
+        StartupError, match=r"no model .*a hub id \(owner/name or owner/name:Q4_K_M\), or one of smollm2"
+    ):
         command.main([model, *_FREE])
 
 

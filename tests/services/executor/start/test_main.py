@@ -109,7 +109,7 @@ async def test_is_alive_but_not_serving_while_it_loads(config: ExecutorConfig, m
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
         return start_runner(config, model_path, progress)
 
-    monkeypatch.setattr(main, "start_runner", slow_start)
+    monkeypatch.setattr(main, "start_tiered", slow_start)
     serving = asyncio.create_task(main.serve(config))
     await loading.wait()
     assert await asyncio.to_thread(grpc_problem, config.listen) is None
@@ -152,7 +152,7 @@ async def test_a_fatal_device_error_ends_the_process_after_the_stream_reports_it
         runner, info = start_runner(config, model_path, progress)
         return BrokenRunner(tiny_llama(tmp_path / "broken"), runner.limits, info.num_blocks, CPU), info
 
-    monkeypatch.setattr(main, "start_runner", start)
+    monkeypatch.setattr(main, "start_tiered", start)
     monkeypatch.setattr(main, "Controls", servicer)
     serving = asyncio.create_task(main.serve(config))
     await until_serving(config.listen)
