@@ -87,7 +87,7 @@ async def disturbed(line: Line, path: str, victim: str) -> None:
 async def test_streams_are_whole_though_any_service_dies_while_the_model_falls_asleep_and_wakes(line: Line) -> None:
     undisturbed = await Streams(line).texts()
     for level, victim in ((1, "executor"), (2, "executor"), (1, "scheduler"), (2, "tokenizer")):
-        with line.slow_steps(0.01):
+        with line.slow_steps(0.05):
             streams = Streams(line)
             await streams.begun()
             await disturbed(line, f"/sleep?level={level}&mode=keep", victim)
