@@ -145,7 +145,7 @@ class GatedCopies(HostCopies):
 
 
 class GatedDirectory(Directory):
-    """A directory whose writes begin when the gate opens."""
+    """Holds back writes to the directory until the gate opens."""
 
     gate: Gate
 

@@ -53,7 +53,7 @@ class Service:
 
 @asynccontextmanager
 async def serving(address: str, config: ExecutorConfig, model: Model, digest: str = "w1") -> AsyncIterator[Service]:
-    """Serves `model`, whose files the config names. digest: of its weights."""
+    """Serves `model`, with the files that the config names. digest: of its weights."""
     worker = Worker(
         lambda: (with_tiers(config, assemble(model, LIMITS, NUM_BLOCKS, CPU)), replace(INFO, weights_digest=digest)),
         on_cuda=False,
@@ -126,7 +126,7 @@ class Stream:
         computed: int = 0,
         saves: Sequence[executor_pb2.BlockSet] = (),
     ) -> list[int]:
-        """Returns the tokens of a new request, whose first `computed` tokens are in its blocks. saves: of its first
+        """Returns the tokens of a new request; its blocks hold its first `computed` tokens. saves: of its first
         step."""
         self.request_id += 1
         request = executor_pb2.NewRequest(

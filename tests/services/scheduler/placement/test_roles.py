@@ -1,4 +1,4 @@
-"""Prompts are computed on one executor and go on at another: who runs what, what is loaded, and what if one is lost."""
+"""Prompts are computed on one executor and go on at another: what runs where, what is loaded, what if one is lost."""
 
 from typing import Any
 

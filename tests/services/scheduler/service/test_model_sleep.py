@@ -1,4 +1,4 @@
-"""The model sleeps and wakes: what becomes of requests, and of a line whose parts die meanwhile."""
+"""The model sleeps and wakes: what becomes of requests, and of a line with parts that die meanwhile."""
 
 import asyncio
 from collections.abc import Callable
