@@ -10,7 +10,7 @@ from pagewire.kernels.triton.products.grouped_layout import tile_inputs
 Config = Mapping[str, int]
 Grid = Mapping[str, tuple[int, ...]]
 
-# As library_rows, block_library_rows and gemm_rows: more tokens than there are.
+# As library_rows and block_library_rows: more tokens than there are.
 ALWAYS_OURS = 1 << 30
 _PRODUCT_TILES: Grid = {
     "block_m": (16, 32, 64, 128),
@@ -54,12 +54,6 @@ COMPILED: dict[str, Grid] = {
         "num_stages": (3, 4),
         "apart_rows": (ALWAYS_OURS,),
     },
-    "grouped_gemv": {
-        "block_n": (64, 128, 256),
-        "num_warps": (2, 4, 8),
-        "num_stages": (1, 3, 4),
-        "gemm_rows": (ALWAYS_OURS,),
-    },
 }
 # What a launch decides. All combinations are tried with the best compiled forms.
 LAUNCHED: dict[str, Grid] = {
@@ -76,7 +70,6 @@ LAUNCHED: dict[str, Grid] = {
     "grouped_gemm": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "library_rows": (1, ALWAYS_OURS)},
     "skinny_product": {"programs_per_sm": (1, 2, 3, 4, 6), "library_rows": (1, ALWAYS_OURS)},
     "grouped_skinny": {"programs_per_sm": (1, 2, 3, 4, 6), "apart_rows": (1, ALWAYS_OURS)},
-    "grouped_gemv": {"programs_per_sm": (1, 2, 3, 4, 6, 8), "gemm_rows": (1, ALWAYS_OURS)},
 }
 _INTERPRETED: Grid = {"block_n": (16,)}
 # Of a thread: more spill, and with fewer a warp has too little to do.
@@ -124,8 +117,6 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
             few = config["num_warps"] == (4 if shape["head_dim"] <= 128 else 8)
             return described and few and staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
         return staged <= _SHARED_BYTES and sums <= _MOST_PREFILL_SUMS
-    if kernel == "grouped_gemv":
-        return config["block_n"] <= threads * 2
     if kernel == "skinny_product":  # each warp has 16 rows of a product, or more
         staged = 2 * config["block_n"] * config["block_k"] * config["num_stages"]
         return config["block_n"] >= 16 * config["num_warps"] and staged <= _SHARED_BYTES

@@ -17,7 +17,6 @@ MAX_KV_BYTES = 4 << 30
 SKINNY = ("skinny_product", "grouped_skinny")
 TINY_CONTEXT = 40
 
-
 # Tokens of a request, query included, that decode attention is measured with.
 _DECODE_CONTEXTS = (1024, 8192)
 
@@ -39,9 +38,10 @@ def _attention(head_dim: int, group: int, batch: int, query_len: int, block_size
     }
 
 
-# The interpreter's.
+# The interpreter's, and those of smoke tests: long enough that a GPU splits the contexts, so that partial results,
+# counters and the merge are tested.
 _TINY: dict[str, list[Shape]] = {
-    "decode_attention": [{**_attention(64, 2, 2, 1), "context": TINY_CONTEXT + 1}],
+    "decode_attention": [{**_attention(128, 4, 2, 1), "context": 2048}],
     "prefill_attention": [_attention(64, 2, 1, 20)],
 }
 # Llama 3.1 8B (32/8 heads of 128), Qwen2.5 7B (28/4 of 128) and 0.5B (14/2 of 64).

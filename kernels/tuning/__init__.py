@@ -36,6 +36,7 @@ __all__ = [
 DIRECTORY = Path(__file__).parent
 # The interpreter's assumed architecture: the one with the largest tiles.
 INTERPRETED_CAPABILITY = 90
+INTERPRETED_MULTIPROCESSORS = 4
 # Architectures with as much shared memory per block (99 KiB) as sm_89, and less than the table below them allows for.
 _AS_SM_89 = (86, 120, 121)
 
@@ -101,12 +102,6 @@ KERNELS = {
         ("outputs", "inputs"),
         ("block_m", "block_n", "block_k", "num_warps", "num_stages"),
     ),
-    # gemm_rows: from how many tokens on tensor cores are faster.
-    "grouped_gemv": Keys(
-        ("bits",),
-        ("group", *_PRODUCT_DISTANCES),
-        ("block_n", "num_warps", "num_stages", "programs_per_sm", "gemm_rows"),
-    ),
 }
 
 
@@ -128,7 +123,11 @@ def capability_of(device: torch.device) -> int:
 @cache
 def num_multiprocessors(device: torch.device) -> int:
     """Returns the number of multiprocessors of a GPU; a few where Triton interprets."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else INTERPRETED_MULTIPROCESSORS
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.kernels.compiler import Specialization
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.products import grouped_dequantize, grouped_gemm, grouped_gemv
+from pagewire.kernels.triton.products import grouped_dequantize, grouped_gemm
 
 # Inputs of a linear layer: a multiple of every tile, and not.
 EVEN_INPUTS, RAGGED_INPUTS = 4096, 4304
@@ -44,7 +44,6 @@ def grouped_products(capability: int) -> Iterator[Specialization]:
     yield _gemm("fp16", "fp16", 8, 128, config, **_SYMMETRIC)
     yield _gemm("bf16", "fp32", 4, 128, config, **_ZEROS)
     yield _gemm("bf16", "fp16", 4, EVEN_INPUTS, config, **_ZEROS)
-    yield from _gemvs(capability)
     for kernel in (grouped_dequantize.grouped_dequantize_kernel, grouped_dequantize.grouped_embedding_kernel):
         model = (kernel, "bf16", "fp32")
         for bits, group, option in ((4, 32, "minimums"), (8, 128, "zeros"), (4, 64, "codebook")):
@@ -89,15 +88,6 @@ def wide_products(capability: int) -> Iterator[Specialization]:
     }
     for config, form, gated in itertools.product(configs.values(), (_ZEROS, _SYMMETRIC), (False, True)):
         yield _gemm("bf16", "fp16", 4, 128, config, gated=gated, **form)
-
-
-def _gemvs(capability: int) -> Iterator[Specialization]:
-    config = _config("grouped_gemv", capability, 4, 128, 1)
-    for bits, group, form in ((4, 128, _ZEROS), (4, 32, _MINIMUMS), (8, 32, _SYMMETRIC)):
-        model = ("bf16", "fp16", bits, group, EVEN_INPUTS, config)
-        yield _specialization(grouped_gemv.specialization(*model, **form))
-    model = ("fp32", "fp16", 4, 128, RAGGED_INPUTS, config)
-    yield _specialization(grouped_gemv.specialization(*model, permutation=True, bias=True, **_ZEROS))
 
 
 def _config(kernel: str, capability: int, bits: int, group: int, tokens: int) -> Mapping[str, int]:

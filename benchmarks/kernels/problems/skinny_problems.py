@@ -55,7 +55,7 @@ def skinny_shapes(kernel: str, which: str, capability: int) -> Iterator[Shape]:
             {"bits": bits, "group": group} for bits, group in ((4, 128), (4, 32), (8, 128), (8, 32))
         )  # fmt: skip
     if which == "tiny":
-        yield {"tokens": 3, "outputs": 80, "inputs": 200, **formats[0]}
+        yield {"tokens": 3, "outputs": 80, "inputs": 2100, **formats[0]}  # split, on a GPU
         return
     models = LLAMA if which == "small" else (*LLAMA, *QWEN, (1152, 896), (9728, 896), (896, 4864))
     for form, (outputs, inputs), tokens in itertools.product(formats, models, (1, 4, MAX_ROWS)):

@@ -37,7 +37,7 @@ from pagewire.kernels.triton.attention.split_kv import STATISTICS, finish_rows
 from pagewire.kernels.triton.attention.split_plan import plan_for
 from pagewire.kernels.triton.attention.work_item import WORDS, load_item
 from pagewire.kernels.triton.common import fp8
-from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_last
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 
@@ -169,11 +169,8 @@ def decode_attention_kernel(
         store_rows(mine, in_rows, acc_rest, DIMS, VALUE_REST, VALUE_DIM)
     tl.store(mine + VALUE_DIM, maximum, mask=in_rows)
     tl.store(mine + VALUE_DIM + 1, denominator, mask=in_rows)
-    tl.debug_barrier()  # all threads have stored before one of them counts the program
-    arrived = arrived_ptr + partial * num_kv_heads + kv_head
-    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
+    if not arrives_last(arrived_ptr + partial * num_kv_heads + kv_head, num_splits):
         return
-    tl.store(arrived, 0)  # for the next launch: all of the tile's programs have counted
 
     # Of the tile no more rows than are used, some at a time, and more splits instead.
     for first_row in range(0, ROWS, MERGED_ROWS):

@@ -20,7 +20,7 @@ from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, 
 from pagewire.kernels.triton.experts.linear import experts_linear
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
-from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants
+from pagewire.kernels.triton.products.grouped_gemm import scales_of_kernels, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
 from pagewire.kernels.triton.products.grouped_tile import multiply_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
@@ -137,7 +137,7 @@ def grouped_experts_linear(
     grouped_experts_kernel[(row_blocks * triton.cdiv(num_rows, config["block_n"]),)](
         x,
         codes,
-        scales.view(torch.int32) if has_words(scales) else scales,
+        scales_of_kernels(scales),
         offsets,
         bias,
         order,

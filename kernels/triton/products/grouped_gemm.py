@@ -19,7 +19,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_last, sum_of_parts
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
@@ -106,16 +106,9 @@ def grouped_gemm_kernel(
         tile_offsets = tl.arange(0, BLOCK_M)[None, :] * BLOCK_N + rows[:, None]
         block_ptrs = partials_ptr + block.to(tl.int64) * num_splits * (BLOCK_N * BLOCK_M) + tile_offsets
         tl.store(block_ptrs + split * (BLOCK_N * BLOCK_M), acc, mask=in_rows)
-        tl.debug_barrier()  # all threads have stored before one of them counts the program
-        if tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
+        if not arrives_last(arrived_ptr + block, num_splits):
             return
-        tl.store(arrived_ptr + block, 0)  # for the next launch: all of the block's programs have counted
-        total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        # Pipelined, because the latency of a load is all that this loop costs; large tiles less deeply, for the sake of
-        # shared memory.
-        STAGES: tl.constexpr = 4 if BLOCK_N * BLOCK_M <= 2048 else 2 if BLOCK_N * BLOCK_M <= 16384 else 1
-        for other in tl.range(0, num_splits, num_stages=STAGES):
-            total += tl.load(block_ptrs + other * (BLOCK_N * BLOCK_M), mask=in_rows, other=0.0, cache_modifier=".cg")
+        total = sum_of_parts(block_ptrs, BLOCK_N * BLOCK_M, num_splits, in_rows)
         _store_block(total, bias_ptr, out_ptr, token, in_rows, source, block_n, output_stride, GATED)
     else:
         # Not of one variable with the sum above: registers that are written to otherwise, too, would make ptxas wait
@@ -172,7 +165,7 @@ def grouped_gemm(
     grouped_gemm_kernel[(blocks * num_splits,)](
         x,
         codes,
-        scales.view(torch.int32) if has_words(scales) else scales,
+        scales_of_kernels(scales),
         minimums,
         bias,
         out,
@@ -238,8 +231,13 @@ def weight_constants(
     }
 
 
-def has_words(scales: Tensor) -> bool:
-    return scales.dim() == 3 and scales.dtype is torch.float16
+def scales_of_kernels(scales: Tensor) -> Tensor:
+    """Returns scales as kernels load them: fp16 beside zero points as int32 words. Kernels compute their offsets, those
+    of pairs too, in 32 bits."""
+    assert scales.numel() < 2**31, (
+        f"a weight has {scales.numel()} scales and zero points; 32-bit offsets reach 2^31 - 1"
+    )
+    return scales.view(torch.int32) if scales.dim() == 3 and scales.dtype is torch.float16 else scales
 
 
 _TYPES = {

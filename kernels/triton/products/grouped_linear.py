@@ -15,11 +15,7 @@ from pagewire.kernels import tuning
 from pagewire.kernels.triton.elementwise.activation import silu_and_mul
 from pagewire.kernels.triton.products import grouped_dequantize
 from pagewire.kernels.triton.products.grouped_gemm import grouped_gemm
-from pagewire.kernels.triton.products.grouped_gemv import grouped_gemv
 from pagewire.kernels.triton.products.grouped_layout import groups_fit
-
-# Least number of tokens for which products in fp32 use dequantized weights.
-_FP32_GEMV_ROWS = 5
 
 
 def grouped_linear(
@@ -57,21 +53,17 @@ def grouped_linear(
     capability = tuning.capability_of(x.device)
     fits = codebook is None and groups_fit(bits, group_size, num_inputs)
     in_fp32 = x.is_cuda and x.dtype is torch.float32  # tensor cores have no such thing
-    gemv = tuning.lookup("grouped_gemv", capability, **shape)
     in_kernel = False  # whether the kernel has computed silu_and_mul
-    if fits and num_tokens < (_FP32_GEMV_ROWS if in_fp32 else gemv["gemm_rows"]):
-        product = grouped_gemv(x, *weight, permutation, bias, *form, gemv)
+    if permutation is not None:
+        x = grouped_dequantize.gather_columns(x, permutation)
+    gemm = tuning.lookup("grouped_gemm", capability, **shape)
+    if fits and not in_fp32 and num_tokens < gemm["library_rows"]:
+        in_kernel = gated and out_features % 16 == 0  # gates and ups are loaded by eight rows
+        product = grouped_gemm(x, *weight, bias, *form, gemm, gated=in_kernel)
     else:
-        if permutation is not None:
-            x = grouped_dequantize.gather_columns(x, permutation)
-        gemm = tuning.lookup("grouped_gemm", capability, **shape)
-        if fits and not in_fp32 and num_tokens < gemm["library_rows"]:
-            in_kernel = gated and out_features % 16 == 0  # gates and ups are loaded by eight rows
-            product = grouped_gemm(x, *weight, bias, *form, gemm, gated=in_kernel)
-        else:
-            dense_shape = (out_features, num_inputs)
-            dense = grouped_dequantize.dequantize(*weight, codebook, dense_shape, bits, group_size, zero_point, x.dtype)
-            product = F.linear(x, dense, bias)
+        dense_shape = (out_features, num_inputs)
+        dense = grouped_dequantize.dequantize(*weight, codebook, dense_shape, bits, group_size, zero_point, x.dtype)
+        product = F.linear(x, dense, bias)
     return (silu_and_mul(product) if gated and not in_kernel else product).to(dtype)
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_last, sum_of_parts
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
-from pagewire.kernels.triton.products.grouped_gemm import has_words, tiles_of_split, weight_constants
+from pagewire.kernels.triton.products.grouped_gemm import scales_of_kernels, tiles_of_split, weight_constants
 from pagewire.kernels.triton.products.grouped_layout import groups_fit
 from pagewire.kernels.triton.products.grouped_tile import multiply_normed_tiles, prefetch_tiles
 from pagewire.kernels.triton.products.skinny import MAX_ROWS
@@ -97,15 +97,10 @@ def grouped_skinny_kernel(
         part = partials_ptr + block.to(tl.int64) * num_splits * PART + token
         tl.store((part + split * PART)[None, :] + elements, acc)
         tl.store(part + split * PART + BLOCK_N * BLOCK_M, squares)
-        tl.debug_barrier()  # all threads have stored before one of them counts the program
-        if tl.atomic_add(arrived_ptr + block, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
+        if not arrives_last(arrived_ptr + block, num_splits):
             return
-        tl.store(arrived_ptr + block, 0)  # for the next launch: all of the block's programs have counted
-        acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        squares = tl.zeros([BLOCK_M], dtype=tl.float32)
-        for other in tl.range(0, num_splits, num_stages=4):  # the latency of a load is all that this loop costs
-            acc += tl.load((part + other * PART)[None, :] + elements, cache_modifier=".cg")
-            squares += tl.load(part + other * PART + BLOCK_N * BLOCK_M, cache_modifier=".cg")
+        acc = sum_of_parts(part[None, :] + elements, PART, num_splits, None)
+        squares = sum_of_parts(part + BLOCK_N * BLOCK_M, PART, num_splits, None)
     acc = normed_sums(acc, squares, num_inputs, eps)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + source).to(tl.float32)[:, None]
@@ -166,7 +161,7 @@ def grouped_skinny_product(
         norm.updated,
         norm.weight,
         codes,
-        scales.view(torch.int32) if has_words(scales) else scales,
+        scales_of_kernels(scales),
         minimums,
         bias,
         out,

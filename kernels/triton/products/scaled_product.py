@@ -23,7 +23,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_last, sum_of_parts
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.elementwise.activation import silu_and_mul as silu_and_mul_rows
@@ -153,13 +153,9 @@ def scaled_product_kernel(
         partials = partials_ptr + tile.to(tl.int64) * TILE + elements
         split_stride = tl.num_programs(0).to(tl.int64) * TILE
         tl.store(partials + tl.program_id(1) * split_stride, acc)
-        tl.debug_barrier()  # all threads have stored before one of them counts the program
-        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
+        if not arrives_last(arrived_ptr + tile, num_splits):
             return
-        tl.store(arrived_ptr + tile, 0)  # for the next launch: all of the tile's programs have counted
-        acc = tl.zeros_like(acc)
-        for split in tl.range(0, num_splits):
-            acc += tl.load(partials + split * split_stride, cache_modifier=".cg")
+        acc = sum_of_parts(partials, split_stride, num_splits, None)
 
     result = acc.to(tl.float32)
     if not BLOCK_SCALES:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
-from pagewire.kernels.triton.common.arrivals import arrival_counters
+from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_last, sum_of_parts
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, prefetch, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows
@@ -124,16 +124,11 @@ def skinny_kernel(
         tl.store(mine[None, :] + elements, acc)
         if residual_ptr is not None:
             tl.store(mine + BLOCK_N * BLOCK_M, square)
-        tl.debug_barrier()  # all threads have stored before one of them counts the program
-        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") < num_splits - 1:
+        if not arrives_last(arrived_ptr + tile, num_splits):
             return
-        tl.store(arrived_ptr + tile, 0)  # for the next launch: all of the tile's programs have counted
-        acc = tl.zeros_like(acc)
-        square = tl.zeros_like(square)
-        for split in tl.range(0, num_splits):
-            acc += tl.load(part[None, :] + split * PART + elements, cache_modifier=".cg")
-            if residual_ptr is not None:
-                square += tl.load(part + split * PART + BLOCK_N * BLOCK_M, cache_modifier=".cg")
+        acc = sum_of_parts(part[None, :] + elements, PART, num_splits, None)
+        if residual_ptr is not None:
+            square = sum_of_parts(part + BLOCK_N * BLOCK_M, PART, num_splits, None)
 
     if residual_ptr is not None:
         acc = normed_sums(acc, square, input_stride, eps)

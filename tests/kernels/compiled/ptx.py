@@ -41,8 +41,6 @@ def run(text: str, registers: dict[str, Tensor], dtype: torch.dtype) -> dict[str
             registers[target] = torch.stack(chosen).sum(0)
         elif operation in ("shr.b32", "shr.u32"):
             registers[target] = value(sources[0]) >> int(sources[1])
-        elif operation == "shl.b32":
-            registers[target] = value(sources[0]) << int(sources[1]) & 0xFFFFFFFF
         elif operation == "and.b32":
             registers[target] = value(sources[0]) & value(sources[1])
         elif operation == "lop3.b32":

@@ -13,8 +13,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from pagewire.kernels.quantized.weights import BITS, GroupedWeight
-from pagewire.kernels.triton.products import grouped_gemv, grouped_layout, grouped_tile, grouped_wide
-from tests.kernels.compiled.ptx import halves, register_of, run, single
+from pagewire.kernels.triton.products import grouped_layout, grouped_tile, grouped_wide
+from tests.kernels.compiled.ptx import halves, register_of, run
 from tests.kernels.grouped_weights import FORMS, grouped_weight
 from tests.sweep import examples
 
@@ -105,25 +105,6 @@ def test_planes_are_exact(bits: int, dtype: torch.dtype) -> None:
             for element, actual in zip((first, second), halves(registers["$0"], dtype), strict=True):
                 expected = (element >> bits * plane & (2**bits - 1)) - zero
                 assert torch.equal(actual, expected.float())
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_codes_in_place(bits: int) -> None:
-    first, second = elements()
-    word = first | second << 16
-    for bit in range(0, 32, bits):
-        registers = run(grouped_gemv._place_asm(bits, bit), {"$1": word}, torch.float32)
-        added = 16 if bits == 4 else 256
-        actual = (single(registers["$0"]) - added) * grouped_gemv._multiplier(bits, bit)
-        assert torch.equal(actual, (word >> bit & (2**bits - 1)).float())
-
-
-def test_the_interpreter_shifts_as_the_instructions_do() -> None:
-    for bits in (4, 8):
-        for bit in range(0, 32, bits):
-            left = grouped_gemv._shift_left(bits, bit)
-            shift = f"shl.b32 placed, $1, {left};" if left >= 0 else f"shr.u32 placed, $1, {-left};"
-            assert shift in grouped_gemv._place_asm(bits, bit)
 
 
 def test_a_weight_without_groups_to_spare() -> None:

@@ -62,7 +62,7 @@ CASES: dict[str, Callable[[], None]] = {
         triton_grouped.product_case, "gemm", 3, (40, 200), 4, 128, "zeros", torch.bfloat16, wide=1
     ),
     "grouped_linear, one row": partial(
-        triton_grouped.product_case, "gemv", 1, (40, 200), 8, 64, "zeros", torch.bfloat16
+        triton_grouped.product_case, "gemm", 1, (40, 200), 8, 64, "zeros", torch.bfloat16
     ),
     "grouped_linear, dense": partial(triton_grouped.product_case, "dense", 3, (40, 200), 4, 64, "fp32", torch.bfloat16),
     "int8_linear": partial(triton_scaled_product.int8_case, (3, 40, 200), torch.bfloat16, bias=True),

@@ -32,9 +32,8 @@ TOLERANCES = {torch.float32: 3e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 NEVER = 1 << 30
 # What the tables would say for each way to multiply.
 PATHS = {
-    "gemv": {"gemm_rows": NEVER},
-    "gemm": {"gemm_rows": 1, "library_rows": NEVER},
-    "dense": {"gemm_rows": 1, "library_rows": 1},
+    "gemm": {"library_rows": NEVER},
+    "dense": {"library_rows": 1},
 }
 NF4 = torch.tensor([-1, -0.7, -0.53, -0.39, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
 
@@ -116,7 +115,6 @@ def split_case(path: str, **config: int) -> None:
     for tiles in (1, 3, 8):
         with (
             mock.patch.object(grouped_gemm, "split_tiles_of", lambda *_, tiles=tiles: tiles),
-            mock.patch("pagewire.kernels.triton.products.grouped_gemv.tiles_of_split", lambda *_, tiles=tiles: tiles),
             configured(**PATHS[path], **config),
         ):
             results.append(multiply(x, packed, None))
@@ -234,30 +232,14 @@ CASES: dict[str, Callable[[], None]] = {
     "gemm, permuted, bias": partial(product_case, "gemm", 9, (96, 256), 4, 64, "zeros", permuted=True, bias=True),
     "gemm, several blocks": partial(product_case, "gemm", 37, (200, 128), 4, 128, "zeros", block_m=16, block_n=128),
     "gemm, narrow blocks": partial(product_case, "gemm", 20, (150, 128), 4, 32, "minimums", block_m=8, block_n=32),
-    **some_of(
-        {
-            f"gemv {form}, groups of {group}, {bits} bits": partial(
-                product_case, "gemv", 2, (70, 200), bits, group, form, block_n=64
-            )
-            for form, group, bits in (
-                ("symmetric", 128, 4),
-                ("zeros", 32, 4),
-                ("super minimums", 16, 2),
-                ("minimums", 1000, 4),
-                ("symmetric", 32, 8),
-                ("fp32 zeros", 1000, 8),
-            )
-        }
-    ),
-    "gemv fp32, permuted, bias": partial(
-        product_case, "gemv", 1, (40, 200), 4, 128, "zeros", F32, permuted=True, bias=True, block_n=32
+    "gemm fp32, one row, permuted, bias": partial(
+        product_case, "gemm", 1, (40, 200), 4, 128, "zeros", F32, permuted=True, bias=True, block_n=32
     ),
     "dense, permuted, bias": partial(product_case, "dense", 4, (70, 200), 5, 32, "zeros", permuted=True, bias=True),
     "dense minimums": partial(product_case, "dense", 4, (70, 200), 3, 16, "super minimums", F32),
     "a codebook of fractions": partial(product_case, "gemm", 4, (70, 200), 4, 64, "symmetric", codebook=NF4),
     "splits": partial(split_case, "gemm"),
     "splits, wide": partial(split_case, "gemm", wide=1),
-    "splits, gemv": partial(split_case, "gemv"),
     **some_of(
         {
             f"{path}, gated, {outputs} outputs{', wide' * wide}": partial(
@@ -295,7 +277,7 @@ CASES: dict[str, Callable[[], None]] = {
 def random_case(seed: int) -> None:
     random = Random(seed)
     path = random.choice(list(PATHS))
-    num_tokens = random.choice([1, 2] if path == "gemv" else [1, 3, 8, 17, 33])
+    num_tokens = random.choice([1, 3, 8, 17, 33])
     product_case(
         path,
         num_tokens,
