@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagewire.services.executor.device.events import wait_for
+
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -47,7 +49,7 @@ class Clock:
             self._ended_ns = time.perf_counter_ns()
             return self._ended_ns - self._started_ns
         start, end = self._events
-        end.synchronize()
+        wait_for(end)
         return int(start.elapsed_time(end) * 1e6)
 
     def idle_ns(self, previous: Clock) -> int:

@@ -1,14 +1,36 @@
-"""Copies between host and device, for which no step waits."""
+"""Copies to the device, for which no step waits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _ALIGNMENT = 16
+# Pinned memory comes in sizes of powers of two: torch's allocator hands out again what was used in the same size, and
+# to ask the driver for more holds up the device. `reserve` has these, as many of each as are on their way at once.
+SMALLEST_BYTES, LARGEST_BYTES, NUM_RESERVED = 1 << 9, 1 << 22, 4
+
+
+def reserve(device: torch.device) -> None:
+    """Allocates host memory that copies while serving will use. Called before requests are served."""
+    size = SMALLEST_BYTES
+    while size <= LARGEST_BYTES:
+        _ = [_allocate(size, device) for _ in range(NUM_RESERVED)]  # together: each alone would be the same memory
+        size *= 2
+
+
+def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns uninitialized memory for a copy to or from a device, pinned for CUDA."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    size = max(SMALLEST_BYTES, 1 << max(num_bytes - 1, 0).bit_length())
+    return _allocate(size, device)[:num_bytes].view(dtype).view(shape)
+
+
+def _allocate(num_bytes: int, device: torch.device) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
@@ -24,12 +46,12 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
     for name, array in arrays.items():
         offsets[name] = size
         size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    pinned = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
-    staging = pinned.numpy()
+    staged = host_memory((size,), torch.uint8, device)
+    staging = staged.numpy()
     for name, array in arrays.items():
         begin = offsets[name]
         staging[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    packed = pinned.to(device, non_blocking=True)
+    packed = staged.to(device, non_blocking=True)
     tensors = {}
     for name, array in arrays.items():
         begin = offsets[name]
@@ -41,40 +63,5 @@ def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Ten
 def upload_into(target: Tensor, array: np.ndarray) -> None:
     """Copies the array to `target`, of its shape and dtype, on CUDA; it may be changed as soon as this returns."""
     # A new pinned buffer for each copy, as in `upload`.
-    pinned = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda).copy_(torch.from_numpy(array))
-    target.copy_(pinned, non_blocking=True)
-
-
-@dataclass
-class PendingResults:
-    """Results of a step on their way to the host.
-
-    On CUDA a stream of their own carries them to pinned memory, behind the step and beside the next one.
-    """
-
-    _host: dict[str, torch.Tensor]
-    _copied: torch.cuda.Event | None
-    # Device memory must outlive the copy that reads it.
-    _device: dict[str, torch.Tensor] | None = field(repr=False)
-
-    @classmethod
-    def fetch(cls, tensors: dict[str, torch.Tensor], copy_stream: torch.cuda.Stream | None) -> PendingResults:
-        if copy_stream is None:
-            return cls(tensors, None, None)
-        copy_stream.wait_stream(torch.cuda.current_stream())
-        host = {}
-        with torch.cuda.stream(copy_stream):
-            for name, tensor in tensors.items():
-                host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host[name].copy_(tensor, non_blocking=True)
-                tensor.record_stream(copy_stream)
-            # A blocking event sleeps in synchronize() where the default one would spin.
-            copied = torch.cuda.Event(blocking=True)
-            copied.record(copy_stream)
-        return cls(host, copied, tensors)
-
-    def wait(self) -> dict[str, np.ndarray]:
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._device = None
-        return {name: tensor.numpy() for name, tensor in self._host.items()}
+    staged = host_memory(tuple(target.shape), target.dtype, target.device).copy_(torch.from_numpy(array))
+    target.copy_(staged, non_blocking=True)

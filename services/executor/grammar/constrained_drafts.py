@@ -18,7 +18,8 @@ from pagewire.services.executor.batch.input_batch import BatchShape, InputBatch
 from pagewire.services.executor.batch.request_state import RequestState
 from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.progress import Progress
-from pagewire.services.executor.device.upload import PendingResults, upload
+from pagewire.services.executor.device.results import ResultCopies
+from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.grammar.constraints import GrammarConstraints
 from pagewire.services.executor.graphs.cuda_graphs import Record
 from pagewire.services.executor.runner.proposer import Proposer
@@ -38,7 +39,7 @@ class ConstrainedDrafts(Proposer):
         self.max_draft_tokens = proposer.max_draft_tokens
         self.methods, self.kv_caches = proposer.methods, proposer.kv_caches
         self._chooses = is_alone and memory.is_shared(device)
-        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = ResultCopies(device)
 
     def propose(
         self, step: Step, batch: InputBatch, state: RequestState, block_tables: BlockTables
@@ -100,7 +101,7 @@ class ConstrainedDrafts(Proposer):
         behind = torch.arange(most, device=token_ids.device)
         # Columns behind the end of a row hold no draft.
         columns = (state.columns.num_tokens[on_device][:, None] + behind).clamp(max=token_ids.shape[1] - 1)
-        pending = PendingResults.fetch({"drafts": token_ids[on_device[:, None], columns]}, self._copy_stream)
+        pending = self._copies.fetch({"drafts": token_ids[on_device[:, None], columns]})
 
         def drafts() -> list[list[int]]:
             lines = pending.wait()["drafts"].tolist()

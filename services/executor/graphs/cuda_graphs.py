@@ -90,7 +90,7 @@ class CudaGraphs:
         self._graphs: dict[tuple[str, BatchShape], Graph] = {}
         self._record: Record | None = None
         self._capturing: BatchShape | None = None
-        self._hidden: Tensor | None = None  # the result of the latest forward pass that was captured without the rest
+        self._places: dict[str, Tensor] = {}  # by part: memory that the results of all its graphs share
 
     def padded(self, shape: BatchShape) -> BatchShape:
         """Returns the next larger captured shape of its kind; the same shape if there is none."""
@@ -131,23 +131,23 @@ class CudaGraphs:
         if (graph := self._graphs.get(key)) is None:
             if self._capturing is None or key != _key(name, self._capturing):
                 return function()
-            if name == "forward" and not self._capturing.num_sampled:
-                function = self._into_one_place(function)
+            if name == "logits" or (name == "forward" and not self._capturing.num_sampled):
+                function = self._into_one_place(name, function)
             if self._record is None:
                 return function()
             graph = self._graphs[key] = self._record(function)
         graph.replay()
         return graph.output
 
-    def _into_one_place(self, function: Function) -> Function:
+    def _into_one_place(self, name: str, function: Function) -> Function:
         """Copies a result to memory that all graphs share: results of many tokens are large, each graph would keep its
         own, and nothing reads a result once there is another."""
 
         def step() -> Tensor:
-            hidden = function()
-            if self._hidden is None:
-                self._hidden = torch.empty_like(hidden)
-            return self._hidden[: len(hidden)].copy_(hidden)
+            result, place = function(), self._places.get(name)
+            if place is None or len(place) < len(result):
+                place = self._places[name] = torch.empty_like(result)
+            return place[: len(result)].copy_(result)
 
         return step
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pagewire.config.sampling_params import with_defaults
 from pagewire.kernels import ops
 from pagewire.services.executor.parallel.communicator import Communicator
 from pagewire.services.executor.parallel.group import LEADER, Group
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.row_columns import RowColumns
-from pagewire.services.executor.sampling.sampler import sample_tokens
+from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
 from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -19,8 +19,10 @@ from pagewire.v1.common_pb2 import SamplingParams
 class LeadersTokens:
     """Samples, and broadcasts the tokens to the other ranks."""
 
-    def __init__(self, world: Communicator) -> None:
+    def __init__(self, world: Communicator, max_samples: int, device: torch.device) -> None:
+        """max_samples: the largest number of positions that a step samples, with padding."""
         self._world = world
+        self._drawn = torch.zeros(max_samples, dtype=torch.int64, device=device)  # where captured steps find them
 
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
@@ -31,8 +33,22 @@ class LeadersTokens:
     def sampling(self, params: SamplingParams) -> SamplingParams:
         return params
 
-    def announce(self, sampled: Tensor, num_sampled: int) -> None:
-        self._world.broadcast(F.pad(sampled, (0, num_sampled - len(sampled))), self._world.rank)
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        columns: RowColumns,
+        token_ids: Tensor,
+        extras: SamplingExtras | None,
+        offsets: Tensor | None,
+        mode: LogprobsMode,
+    ) -> SampledTokens:
+        sampled = sample(logits, rows, columns, token_ids, extras or SamplingExtras(), offsets, mode)
+        self._drawn[: len(rows)].copy_(sampled.token_ids)
+        return sampled
+
+    def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
+        return self._world.broadcast(self._drawn[: len(rows)], self._world.rank)
 
 
 def followers_sampling(params: SamplingParams) -> SamplingParams:
@@ -44,11 +60,12 @@ def followers_sampling(params: SamplingParams) -> SamplingParams:
 
 
 def tokens_of(group: Group, max_samples: int, device: torch.device) -> Tokens:
-    """Returns this rank's part in sampling. max_samples: the largest number of positions that a step samples."""
+    """Returns this rank's part in sampling. max_samples: the largest number of positions that a step samples, with
+    padding."""
     if group.tensor.size == 1 or not group.stage.is_last:
         return OWN_TOKENS
     if group.rank == LEADER:
-        return LeadersTokens(group.tensor)
+        return LeadersTokens(group.tensor, max_samples, device)
     return FollowersTokens(group.tensor, LEADER, max_samples, device)
 
 
@@ -64,9 +81,24 @@ class FollowersTokens:
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
     ) -> Tensor:
+        return self.share(rows, columns, token_ids, appends=offsets is None)  # if not, `InputBuffers.accept` appends
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        columns: RowColumns,
+        token_ids: Tensor,
+        extras: SamplingExtras | None,
+        offsets: Tensor | None,
+        mode: LogprobsMode,
+    ) -> SampledTokens:
+        return SampledTokens(torch.empty_like(rows, dtype=torch.int64), None)
+
+    def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
         num_sampled = len(rows)
         sampled = self._world.broadcast(torch.empty(num_sampled, dtype=torch.int64, device=rows.device), self._leader)
-        if offsets is None:  # in a step with drafts `InputBuffers.accept` appends
+        if appends:
             ops.accept_tokens(
                 sampled,
                 rows,
@@ -80,6 +112,3 @@ class FollowersTokens:
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         return with_defaults(followers_sampling(params))
-
-    def announce(self, sampled: Tensor, num_sampled: int) -> None:
-        raise AssertionError("only the leader samples")

@@ -19,7 +19,8 @@ from pagewire.services.executor.batch.block_table import BlockTables
 from pagewire.services.executor.batch.input_batch import NO_REQUESTS, BatchShape, InputBatch, make_batch
 from pagewire.services.executor.batch.input_buffers import InputBuffers
 from pagewire.services.executor.batch.request_state import RequestState
-from pagewire.services.executor.device.upload import PendingResults, upload
+from pagewire.services.executor.device.results import ResultCopies
+from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.graphs.cuda_graphs import CudaGraphs, Steps
 from pagewire.services.executor.layers.pooling import Spans
 from pagewire.services.executor.models.pooling import LAST_STATE, Pooling
@@ -31,7 +32,7 @@ from pagewire.services.executor.runner.proposer import NO_DRAFTS, Proposer
 from pagewire.services.executor.runner.stage import NO_EXCHANGE, StageExchange
 from pagewire.services.executor.sampling.constraints import UNRESTRICTED, Constraints
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
-from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample
+from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras
 from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.step.dummy_step import DUMMY_SAMPLING, NO_STEP, dummy_step
 from pagewire.services.executor.step.failures import Cause, Failure
@@ -74,7 +75,7 @@ class ModelRunner:
         self._model = model
         self._device = device
         self._split_size = attention_split_size
-        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = ResultCopies(device)
         self.kv_groups = kv_cache.kv_groups(model, num_blocks, limits)
         pool_sizes = [group.num_blocks for group in self.kv_groups]
         self.kv_caches = kv_cache.allocate(model, pool_sizes, limits.block_size, device, limits.state_tokens)
@@ -205,36 +206,36 @@ class ModelRunner:
     def _sample(self, hidden: Tensor, batch: InputBatch, shape: BatchShape, graphs: Steps) -> SampledTokens:
         """Samples, and writes each token behind its sequence for the next step."""
         num_sampled, has_drafts = len(batch.sample_rows), batch.offsets is not None
-        extras = self._prepare_extras(batch)
-        if extras is None:
-            if self._device.type == "cuda" and self._tokens is not OWN_TOKENS:
-                graphs = self._eager  # NCCL: either all ranks capture a common part or none; extras are not captured
+        extras, is_shared = self._prepare_extras(batch), self._tokens is not OWN_TOKENS
+        if extras is None and not is_shared:
             tokens = graphs.run("sample", shape, lambda: self._sample_plain(hidden, shape, has_drafts))
             return SampledTokens(tokens[:num_sampled].clone(), None)  # a replay overwrites them with the next step's
-        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))[:num_sampled]
-        rows = self._inputs.sample_rows(num_sampled)
+        # NCCL: either all ranks capture what they do together or none; what only the leader does lies in between.
+        graphs = graphs if is_shared else self._eager
+        logits = graphs.run("logits", shape, lambda: self._logits(hidden, shape))[:num_sampled]
+        rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
-        columns, token_ids = self._state.columns, self._state.token_ids
-        sampled = sample(logits, rows, columns, token_ids, extras, offsets, self._logprobs_mode)
-        self._tokens.announce(sampled.token_ids, shape.num_sampled)
+        of_rows = self._state.columns, self._state.token_ids
+        sampled = self._tokens.draw(logits, rows[:num_sampled], *of_rows, extras, offsets, self._logprobs_mode)
+        if is_shared:
+            shared = graphs.run("tokens", shape, lambda: self._tokens.share(rows, *of_rows, appends=not has_drafts))
+            sampled = replace(sampled, token_ids=shared[:num_sampled].clone())
         if has_drafts:
             self._inputs.accept(sampled.token_ids, shape, self._state)
         return sampled
 
+    def _logits(self, hidden: Tensor, shape: BatchShape) -> Tensor:
+        return self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
+
     def _prepare_extras(self, batch: InputBatch) -> SamplingExtras | None:
         state, offsets = self._state, batch.offsets
         num_tokens = state.least_num_tokens(batch.sample_rows)
-        return state.sampling.prepare(
-            batch.sample_rows,
-            num_tokens if offsets is None else num_tokens + offsets,
-            self._device,
-            is_exact=state.is_exact,
-            offsets=offsets,
-        )
+        at = num_tokens if offsets is None else num_tokens + offsets
+        return state.sampling.prepare(batch.sample_rows, at, self._device, is_exact=state.is_exact, offsets=offsets)
 
     def _sample_plain(self, hidden: Tensor, shape: BatchShape, has_drafts: bool) -> Tensor:
         """Returns token ids int64 [num_sampled] of requests that only use temperature, top-k, top-p and min-p."""
-        logits = self._model.compute_logits(self._inputs.select_sampled(shape, hidden))
+        logits = self._logits(hidden, shape)
         rows = self._inputs.sample_rows(shape.num_sampled)
         offsets = self._inputs.offsets(shape.num_sampled) if has_drafts else None
         sampled = self._tokens.sample(logits, rows, self._state.columns, self._state.token_ids, offsets)
@@ -270,7 +271,7 @@ class ModelRunner:
             request_ids=[step.request_ids[index] for index in yielding],
             logprobs_of=self._state.sampling.logprobs_of(batch.sampled_rows),
             num_tokens=batch.num_tokens,
-            pending=PendingResults.fetch(results, self._copy_stream) if results else None,
+            pending=self._copies.fetch(results) if results else None,
             drafted=self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples),
             vocab_size=self._model.config.vocab_size,
             failures={request.request_id: request.failure for request in step.new_requests if request.failure}

@@ -6,13 +6,18 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.row_columns import RowColumns
-from pagewire.services.executor.sampling.sampler import sample_tokens
+from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
 from pagewire.v1.common_pb2 import SamplingParams
 
 
 class Tokens(Protocol):
-    """A rank's part in sampling the next token of every sampled position."""
+    """A rank's part in sampling the next token of every sampled position.
+
+    `sample` is for positions without extras; `draw`, then `share`, for any: only the leader knows of extras, so what
+    all ranks do together is in `share` alone.
+    """
 
     def sample(
         self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
@@ -22,11 +27,21 @@ class Tokens(Protocol):
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Returns the parameters that this rank needs for a request that rank 0 samples with `params`."""
 
-    def announce(self, sampled: Tensor, num_sampled: int) -> None:
-        """Sends tokens that `sampler.sample` computed to the ranks that call `sample` in this step.
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        columns: RowColumns,
+        token_ids: Tensor,
+        extras: SamplingExtras | None,
+        offsets: Tensor | None,
+        mode: LogprobsMode,
+    ) -> SampledTokens:
+        """Does what `sampler.sample` does; where another rank samples, nothing."""
 
-        sampled int64 [at most num_sampled]; num_sampled: positions that these ranks sample.
-        """
+    def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
+        """Returns the tokens, int64 [len(rows)], that the leader drew last, on all ranks. rows: with those of padding.
+        appends: whether the other ranks append them to their rows, as the leader did. May be recorded, or captured."""
 
 
 class _OwnTokens:
@@ -40,8 +55,20 @@ class _OwnTokens:
     def sampling(self, params: SamplingParams) -> SamplingParams:
         return params
 
-    def announce(self, sampled: Tensor, num_sampled: int) -> None:
-        pass
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        columns: RowColumns,
+        token_ids: Tensor,
+        extras: SamplingExtras | None,
+        offsets: Tensor | None,
+        mode: LogprobsMode,
+    ) -> SampledTokens:
+        return sample(logits, rows, columns, token_ids, extras or SamplingExtras(), offsets, mode)
+
+    def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
+        raise AssertionError("there is no other rank")
 
 
 OWN_TOKENS: Tokens = _OwnTokens()

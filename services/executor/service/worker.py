@@ -215,8 +215,8 @@ class Worker:
         """Ends a session after an error that a request may have caused, and continues. Raises the error if the device
         or the model is the cause."""
         logger.error("a step failed", exc_info=error)
-        if self._observer.is_strict:
-            raise error  # later steps are already running
+        if self._observer.is_strict or isinstance(error, DeviceError):
+            raise error  # later steps are already running, or would be wrong
         try:
             probe(runner, self.loaded.result().vocab_size)
         except DeviceError:

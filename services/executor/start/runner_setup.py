@@ -123,7 +123,7 @@ class Setup:
         make: Callable[..., ModelRunner] = ModelRunner
         if self.config.fault_injection:
             make = partial(FaultyRunner, parse_faults(self.config.fault_injection))
-        tokens = tokens_of(self.group, limits.max_num_seqs, self.device)
+        tokens = tokens_of(self.group, max(limits.max_num_seqs, limits.max_num_batched_tokens), self.device)
         drafted_for = self._drafted_for(num_blocks, limits, tokens)
         proposer = make_proposer(self.speculation, self.pooling, self.group, drafted_for, self.drafter)
         max_draft_tokens = 0 if proposer is None else proposer.max_draft_tokens

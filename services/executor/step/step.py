@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pagewire.services.executor.device.clock import StageTimes
-from pagewire.services.executor.device.upload import PendingResults
+from pagewire.services.executor.device.results import PendingResults
 from pagewire.services.executor.step.failures import Failure, find_failures
 from pagewire.services.executor.step.matcher import Matcher
 from pagewire.services.executor.step.prompt_lines import PromptLines, PromptPart, take_lines

@@ -101,7 +101,7 @@ def joined_runners(
         model = load(group)
         stage, tokens = (
             stage_in(group, model, limits, CPU, max_draft_tokens or 0),
-            tokens_of(group, limits.max_num_seqs, CPU),
+            tokens_of(group, limits.max_num_batched_tokens, CPU),
         )
         proposer = make_proposer(group, model, tokens)
         adapters = make_adapters(model)

@@ -1,12 +1,16 @@
 """The clock of a step on CUDA, with events for which a test sets the time."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
 
 from pagewire.services.executor.device import clock
 
 
 class FakeEvent:
     now_ms = 0.0
+    device = torch.device("cuda", 0)
 
     def __init__(self, enable_timing: bool, blocking: bool = False) -> None:
         assert enable_timing
@@ -35,6 +39,7 @@ def step_clock(launching_ms: float | None, launched_ms: float) -> clock.Clock:
 
 def test_idle_time_on_cuda_lasts_until_the_step_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock.torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(clock.torch.cuda, "device", nullcontext)
     first, second, empty = step_clock(10, 50), step_clock(53, 90), step_clock(None, 91)
     assert [step.wait_ns() for step in (first, second, empty)] == [40_000_000, 37_000_000, 0]
     assert second.idle_ns(first) == 3_000_000

@@ -134,7 +134,7 @@ def known_texts(plain: list[list[int]], accuracy: float) -> KnownTexts:
     return KnownTexts([one + tokens for one, tokens in zip(PROMPTS, plain, strict=False)], accuracy, DRAFTS)
 
 
-@pytest.mark.parametrize("tokens", [OWN_TOKENS, LeadersTokens(ALONE)], ids=["chosen", "as offered"])
+@pytest.mark.parametrize("tokens", [OWN_TOKENS, LeadersTokens(ALONE, 256, CPU)], ids=["chosen", "as offered"])
 @pytest.mark.parametrize("accuracy", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_outputs_are_those_without_drafts(
