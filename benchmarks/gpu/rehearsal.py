@@ -23,15 +23,18 @@ from torch import Tensor
 
 from benchmarks.gpu import host_cost
 from benchmarks.gpu.cases import product_cases
-from benchmarks.gpu.cases.case import OURS, Case
+from benchmarks.gpu.cases.case import OURS, Case, in_turn
 from benchmarks.gpu.cases.product_inputs import Fp8, Grouped, Int8
 from benchmarks.gpu.kernels import GROUPS
 from benchmarks.gpu.table import first_line
+from pagewire.kernels import tuning
 from pagewire.kernels.triton.common import launch
 
 _CPU = torch.device("cpu")
 # Contestants that are ours, too.
-_OURS = (OURS, "apart", "in turn", "with its plan", "free split", "bf16 KV", "q_len 1")
+_OURS = (OURS, "apart", "with its plan", "free split", "bf16 KV", "q_len 1")
+_ALSO_IN_TURN = ("decode", "products", "elementwise", "w4a16")  # groups of cases with ours in turn
+_MULTIPROCESSORS = 132
 _MOST_IN_A_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -80,18 +83,23 @@ def as_on_cuda() -> Iterator[None]:
     with (
         mock.patch.object(Tensor, "is_cuda", property(lambda tensor: True), create=True),
         mock.patch.object(launch, "_launches_early", lambda device: True),
+        mock.patch.object(tuning, "INTERPRETED_MULTIPROCESSORS", _MULTIPROCESSORS),
     ):
+        tuning.num_multiprocessors.cache_clear()
         yield
+    tuning.num_multiprocessors.cache_clear()
 
 
 def cases_of(group: str) -> Iterator[Case]:
     """Yields the cases of a group; of quantized products two shapes, as others are launched like these."""
-    if group in GROUPS:
-        yield from GROUPS[group](_CPU, False, None)
-        return
-    for one in product_cases.series([group], small=False):
-        for shape in one.shapes[:2]:
-            yield from product_cases.cases(replace(one, peers=()), shape, _CPU)
+    if group == "w4":
+        yield from product_cases.w4_cases(_CPU, False, peers=())
+    elif group in GROUPS:
+        yield from GROUPS[group](_CPU, False)
+    else:
+        for one in product_cases.series([group], small=False):
+            for shape in one.shapes[:2]:
+                yield from product_cases.cases(replace(one, peers=()), shape, _CPU)
 
 
 def rehearse(case: Case, device: Device) -> list[str]:
@@ -102,6 +110,8 @@ def rehearse(case: Case, device: Device) -> list[str]:
         for name in _OURS:
             if name in contestants:
                 contestants[name].calls[0]()
+        if case.group in _ALSO_IN_TURN:
+            in_turn(contestants[OURS].calls).calls[0]()
     # Whatever a launcher or a compiler raises is what this is for.
     except Exception as error:
         return [f"{type(error).__name__}: {first_line(error)}"]

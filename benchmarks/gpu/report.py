@@ -6,6 +6,7 @@ import json
 import platform
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,25 @@ RESULTS = Path(__file__).parents[1] / "results"
 class Budget:
     """Wall-clock seconds that a run may take. What is left out is named at the end."""
 
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
         self.left_out: list[str] = []
+
+    def part(self, seconds: float) -> Budget:
+        """Returns a budget of so many seconds, at most all that are left. What it leaves out this one names, too."""
+        part = Budget(min(seconds, self.left), self._clock)
+        part.left_out = self.left_out
+        return part
 
     @property
     def left(self) -> float:
         """Seconds."""
-        return max(0.0, self._end - time.monotonic())
+        return max(0.0, self._end - self._clock())
 
     def allows(self, name: str, seconds: float = 0.0) -> bool:
         """Returns whether `name`, which takes about so many seconds, still fits."""
-        fits = time.monotonic() + seconds < self._end
+        fits = self._clock() + seconds < self._end
         if not fits:
             self.left_out.append(name)
         return fits

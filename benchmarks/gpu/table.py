@@ -30,22 +30,24 @@ class Measured:
     def ours(self) -> float:
         return self.times[OURS]
 
-    def ratio(self, peer: str) -> float | None:
-        """The peer's best time / ours; None if it is not there."""
-        if not any(peer_of(name) == peer for name in self.times):
+    def ratio(self, peer: str, ours: str = OURS) -> float | None:
+        """The peer's best time / ours; None if one is not there. ours: which of ours."""
+        if ours not in self.times or not any(peer_of(name) == peer for name in self.times):
             return None
-        return best(self.times, peer) / self.ours
+        return best(self.times, peer) / self.times[ours]
 
 
 @dataclass(frozen=True)
 class MeanTarget:
-    """The target for the geometric mean of a peer's time / ours, over the cases that `selects` picks."""
+    """The target for the geometric mean of a peer's time / ours, over the cases that `selects` picks. ours: which of
+    ours."""
 
     name: str
     peer: str
     must: float
     stretch: float | None
     selects: Callable[[Measured], bool]
+    ours: str = OURS
 
 
 class Table:
@@ -173,15 +175,17 @@ class Table:
         return lines
 
     def _mean(self, name: str, peer: str, measured: Sequence[Measured], target: MeanTarget | None = None) -> list[str]:
-        ratios = [ratio for case in measured if (ratio := case.ratio(peer)) is not None]
+        ours = OURS if target is None else target.ours
+        ratios = [ratio for case in measured if (ratio := case.ratio(peer, ours)) is not None]
         if not ratios:
             return [] if target is None else [f"{name}: no time of {peer}"]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        text = ""
+        text, which = "", "ours" if ours == OURS else f"ours {ours}"
         if self._judge and target is not None:
             text = f", {verdict(mean, target.must, target.stretch)} (must be {target.must:.3g})"
         return [
-            f"{name}: {peer}'s time / ours, geometric mean of {len(ratios)}: {mean:.3f}{text}; worst {min(ratios):.3f}"
+            f"{name}: {peer}'s time / {which}, geometric mean of {len(ratios)}: "
+            f"{mean:.3f}{text}; worst {min(ratios):.3f}"
         ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,10 +18,9 @@ from benchmarks.gpu.cases.attention_inputs import (
     error,
     make_inputs,
 )
-from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant, Target
+from benchmarks.gpu.cases.case import IN_TURN, OURS, Built, Case, Contestant, Target, in_turn
 from benchmarks.gpu.measure import Call
 from benchmarks.gpu.peer_kernels import attention as peers
-from benchmarks.gpu.peer_kernels.files import FlashInferBuild
 from benchmarks.kernels.search import forced
 from pagewire.kernels import tuning
 
@@ -45,60 +44,70 @@ PREFILL_TARGETS = (Target("tflops", 400.0, 500.0), Target("ratio", 0.60, 0.75, "
 DESCRIPTOR_TARGETS = (Target("ratio", 1.0, 1.3, "plain"),)
 SHORT_PREFILL_TARGETS = (Target("ratio", 0.95, 1.0, "fa3"),)
 FIXED_SPLIT = 256
+MODEL_LAYERS = 32  # of Llama-3.1-8B: pages of one layer are 2 MiB apart
 
 LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS = (32, 8, 128), (28, 4, 128), (14, 2, 64)
 
 
-def decode_cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
-    def decode(shape: AttentionShape, label: str, targets: tuple[Target, ...], *, flex: bool = False) -> Case:
-        contestants = ["sdpa"] * shape.uniform + ["flex"] * flex + ["fa3", "flashinfer", "flashinfer (cc)"]
-        return _case("decode", label, shape, targets, device, contestants, build)
-
+def decode_cases(device: torch.device, small: bool) -> Iterator[Case]:
+    """Yields the most important ones first: a run may have time for no more."""
     if small:
         shape = AttentionShape(4, 2, 64, 16, [1] * 3, [40] * 3, torch.float32, torch.float32)
-        yield decode(shape, "3 x 40", ())
-        yield _verify(AttentionShape(4, 2, 64, 16, [1] * 3, [40] * 3, torch.float32, torch.float32), 4, device)
-        yield _fp8(AttentionShape(4, 2, 64, 16, [1] * 3, [40] * 3, torch.float32, FP8), device)
-        yield _fixed_split(AttentionShape(4, 2, 64, 16, [1] * 3, [40, 9, 70], torch.float32, torch.float32), device)
+        yield _decode(shape, "3 x 40", (), device)
+        yield _decode(replace(shape, layers=2), "3 x 40, 2 layers", (), device)
+        yield _verify(shape, 4, device)
+        yield _fp8(replace(shape, kv_dtype=FP8), device)
+        yield _fixed_split(replace(shape, seq_lens=[40, 9, 70]), device)
         return
-    for heads in (LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS):
-        for block_size in (16, 64):
-            for (num_reqs, seq_len), target in DECODE_TARGETS.items():
-                shape = AttentionShape(*heads, block_size, [1] * num_reqs, [seq_len] * num_reqs)
-                flex = (num_reqs, seq_len, heads, block_size) == (64, 1024, LLAMA_HEADS, 16)
-                targets = (target, *PEER_TARGETS) if heads != SMALL_HEADS else PEER_TARGETS
-                yield decode(shape, f"{num_reqs} x {seq_len}", targets, flex=flex)
-            lens = random.Random(0).choices(range(128, 4097), k=256)
-            yield decode(
-                AttentionShape(*heads, block_size, [1] * 256, lens), "256 x 128-4096", (RAGGED_TARGET, *PEER_TARGETS)
-            )
+    yield from _decode_targets(LLAMA_HEADS, 16, device)
+    pages = AttentionShape(*LLAMA_HEADS, 16, [1] * 64, [1024] * 64, layers=MODEL_LAYERS)
+    yield _decode(pages, f"64 x 1024, {MODEL_LAYERS} layers", PEER_TARGETS, device)
+    yield from _decode_targets(QWEN_HEADS, 16, device)
     for num_reqs, seq_len in ((64, 1024), (64, 4096), (256, 1024)):
         yield _fp8(AttentionShape(*LLAMA_HEADS, 16, [1] * num_reqs, [seq_len] * num_reqs, kv_dtype=FP8), device)
     for query_len in (4, 8):
         yield _verify(AttentionShape(*LLAMA_HEADS, 16, [1] * 64, [1024] * 64), query_len, device)
     yield _fixed_split(AttentionShape(*LLAMA_HEADS, 16, [1] * 64, [1024 - 5 * n for n in range(64)]), device)
+    for heads, block_size in ((LLAMA_HEADS, 64), (SMALL_HEADS, 16), (QWEN_HEADS, 64), (SMALL_HEADS, 64)):
+        yield from _decode_targets(heads, block_size, device)
 
 
-def prefill_cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
+def _decode_targets(heads: tuple[int, int, int], block_size: int, device: torch.device) -> Iterator[Case]:
+    for (num_reqs, seq_len), target in DECODE_TARGETS.items():
+        shape = AttentionShape(*heads, block_size, [1] * num_reqs, [seq_len] * num_reqs)
+        targets = (target, *PEER_TARGETS) if heads != SMALL_HEADS else PEER_TARGETS
+        yield _decode(shape, f"{num_reqs} x {seq_len}", targets, device)
+    ragged = AttentionShape(*heads, block_size, [1] * 256, random.Random(0).choices(range(128, 4097), k=256))
+    yield _decode(ragged, "256 x 128-4096", (RAGGED_TARGET, *PEER_TARGETS), device)
+
+
+def _decode(shape: AttentionShape, label: str, targets: tuple[Target, ...], device: torch.device) -> Case:
+    return _case("decode", label, shape, targets, device, ["sdpa"] * shape.uniform + ["fa3"])
+
+
+def prefill_cases(device: torch.device, small: bool) -> Iterator[Case]:
+    dtype = torch.float32 if small else torch.bfloat16
+    heads = (4, 2, 64) if small else LLAMA_HEADS
+
     def prefill(
-        query_lens: list[int], seq_lens: list[int], label: str, targets: tuple[Target, ...], *peers: str
+        query_lens: list[int], seq_lens: list[int], label: str, targets: tuple[Target, ...], *peers: str, page: int = 16
     ) -> Case:
-        dtype = torch.float32 if small else torch.bfloat16
-        heads = (4, 2, 64) if small else LLAMA_HEADS
-        shape = AttentionShape(*heads, 16, query_lens, seq_lens, dtype, dtype)
-        return _case("prefill", label, shape, targets, device, list(peers), build)
+        shape = AttentionShape(*heads, page, query_lens, seq_lens, dtype, dtype)
+        return _case("prefill", label, shape, targets, device, list(peers))
 
     if small:
         yield prefill([70], [70], "70", (), "sdpa")
         yield prefill([20, 33], [50, 33], "20 behind 30, 33", ())
         return
-    yield prefill([1024], [1024], "1024", SHORT_PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
-    yield prefill([4096], [4096], "4096", PREFILL_TARGETS, "sdpa", "flex", "fa3", "flashinfer")
-    yield prefill([16384], [16384], "16384", PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
+    for page in (64, 16):
+        yield prefill([4096], [4096], "4096", PREFILL_TARGETS, "sdpa", "fa3", page=page)
+    yield prefill([1024], [1024], "1024", SHORT_PREFILL_TARGETS, "sdpa", "fa3")
     yield _descriptors(AttentionShape(*LLAMA_HEADS, 64, [4096], [4096]), device)
-    yield prefill([512], [8704], "512 behind 8192", PREFILL_TARGETS, "fa3", "flashinfer")
+    for page in (64, 16):
+        yield prefill([512], [8704], "512 behind 8192", PREFILL_TARGETS, "fa3", page=page)
+        yield prefill([16384], [16384], "16384", PREFILL_TARGETS, "sdpa", "fa3", page=page)
     mixed = [2048, 1024, 1536, 512, 1800, 700, 300, 272]
-    yield prefill(mixed, mixed, "8 x 272-2048", (), "fa3", "flashinfer")
+    yield prefill(mixed, mixed, "8 x 272-2048", (), "fa3")
 
 
 def _name(shape: AttentionShape, label: str) -> str:
@@ -112,7 +121,6 @@ def _case(
     targets: tuple[Target, ...],
     device: torch.device,
     peer_names: list[str],
-    flashinfer_build: FlashInferBuild | None,
 ) -> Case:
     def built() -> Built:
         inputs = make_inputs(shape, device)
@@ -120,11 +128,11 @@ def _case(
         if group == "decode":
             calls: list[Call] = [partial(inputs.call_with_plan, index) for index in range(len(inputs.queries))]
             result.contestants["with its plan"] = Contestant(calls, None)
+            if device.type == "cuda":
+                result.contestants[IN_TURN] = in_turn(result.contestants[OURS].calls)
         for name in peer_names if device.type == "cuda" else [name for name in peer_names if name == "sdpa"]:
             try:
-                if name.startswith("flashinfer") and flashinfer_build is not None:
-                    flashinfer_build.wait(group)
-                result.contestants[name] = _peer(name, group)(inputs)
+                result.contestants[name] = peers.PEERS[name](inputs)
             # Also what a peer raises when it refuses a shape; that it is missing is printed.
             except Exception as reason:
                 result.notes.append(f"{name}: {(str(reason).strip() or repr(reason)).splitlines()[0]}")
@@ -132,14 +140,6 @@ def _case(
 
     num_flops = shape.num_flops if group == "prefill" else 0  # decode is bound by bytes
     return Case(group, _name(shape, label), shape.num_bytes, built, num_flops, targets)
-
-
-def _peer(name: str, group: str) -> Callable[[AttentionInputs], Contestant]:
-    if name.startswith("flashinfer"):
-        if group == "prefill":
-            return peers.flashinfer_prefill
-        return partial(peers.flashinfer_decode, tensor_cores=name == "flashinfer")
-    return {"sdpa": peers.sdpa, "flex": peers.flex, "fa3": peers.fa3}[name]
 
 
 def _ours(inputs: AttentionInputs) -> Contestant:
@@ -219,7 +219,7 @@ def _fixed_split(shape: AttentionShape, device: torch.device) -> Case:
     return Case("decode", _name(shape, label), shape.num_bytes, built)
 
 
-def variant_cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
+def variant_cases(device: torch.device, small: bool) -> Iterator[Case]:
     """Yields the cases that only have to be correct: features, head and page sizes, dtypes, ragged mixes."""
     decode, prefill = ([1, 1, 8, 3, 1], [1, 70, 333, 3, 1025]), ([33, 1, 130, 200], [33, 501, 200, 200])
     features = {
@@ -234,7 +234,7 @@ def variant_cases(device: torch.device, small: bool, _build: FlashInferBuild | N
 
     def variant(shape: AttentionShape, label: str) -> Case:
         kind = "prefill" if max(shape.query_lens) > 16 else "short"
-        return _case("variants", f"{kind} {label}", shape, (), device, [], None)
+        return _case("variants", f"{kind} {label}", shape, (), device, [])
 
     for lens in (decode, prefill):
         for label, chosen in features.items():

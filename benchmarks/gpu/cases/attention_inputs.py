@@ -43,6 +43,7 @@ class AttentionShape:
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
     features: Features = Features()
+    layers: int = 1  # whose pages lie side by side, as the executor has them; with several, a set is a layer's pages
 
     @property
     def kv_bytes(self) -> int:
@@ -175,23 +176,20 @@ def make_inputs(shape: AttentionShape, device: torch.device) -> AttentionInputs:
     table = torch.full((len(num_pages), width), poisoned, dtype=torch.int32)
     for row, ids in enumerate(torch.randperm(poisoned).int().split(num_pages)):
         table[row, : len(ids)] = ids
-    page_shape = (poisoned + 1, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    kv_caches = []
+    page_shape = (2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    kv_caches: list[Tensor] = []
     sets = num_sets(shape.num_bytes, device)
-    for _ in range(sets):
-        cache = torch.randn(page_shape, dtype=shape.dtype, device=device)
+    while len(kv_caches) < sets:
+        cache = torch.randn(poisoned + 1, shape.layers, *page_shape, dtype=shape.dtype, device=device)
         cache[poisoned] = torch.nan
-        kv_caches.append(cache.to(shape.kv_dtype))
+        kv_caches += cache.to(shape.kv_dtype).unbind(1)
     starts = [0]
     for query_len in shape.query_lens:
         starts.append(starts[-1] + query_len)
     scales = torch.rand(2, shape.num_kv_heads, device=device) + 0.5 if shape.kv_dtype == FP8 else None
     return AttentionInputs(
         shape,
-        [
-            torch.randn(starts[-1], shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
-            for _ in range(sets)
-        ],
+        [torch.randn(starts[-1], shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device) for _ in kv_caches],
         kv_caches,
         table.to(device),
         torch.tensor(starts, dtype=torch.int32, device=device),

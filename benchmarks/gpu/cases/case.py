@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from benchmarks.gpu.measure import Call
 
 OURS = "ours"
+IN_TURN = "in turn"
 
 
 @dataclass
@@ -68,3 +70,18 @@ class Case:
 def peer_of(name: str) -> str:
     """Returns the peer of a contestant; of several ways, as "torch (kn)" and "torch (nk)", the fastest counts."""
     return name.partition(" (")[0]
+
+
+def in_turn(calls: Sequence[Call]) -> Contestant:
+    """Returns these calls of ours such that none begins before the call before it has ended, as others' kernels do."""
+    return Contestant([partial(_in_turn, call) for call in calls], None)
+
+
+def _in_turn(call: Call) -> object:
+    from pagewire.kernels.triton.common import launch  # where Triton interprets, kernels are defined later than this
+
+    launch.enabled = False
+    try:
+        return call()
+    finally:
+        launch.enabled = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant, Target
+from benchmarks.gpu.cases.case import IN_TURN, OURS, Built, Case, Contestant, Target, in_turn
 from benchmarks.gpu.measure import MAX_GRAPH_CALLS, MAX_SETS, Call, num_sets, relative_error
-from benchmarks.gpu.peer_kernels.files import FlashInferBuild
 from pagewire.kernels import ops, reference
 
 PREFILL_TARGET = Target("fraction", 0.85, 0.95)
@@ -23,7 +23,18 @@ DECODE_SIZES = (1, 64, 256)
 EPS = 1e-5
 
 
-def cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
+def cases(device: torch.device, small: bool) -> Iterator[Case]:
+    return (replace(case, build=partial(_also_in_turn, case, device)) for case in _cases(device, small))
+
+
+def _also_in_turn(case: Case, device: torch.device) -> Built:
+    built = case.build()
+    if device.type == "cuda":
+        built.contestants[IN_TURN] = in_turn(built.contestants[OURS].calls)
+    return built
+
+
+def _cases(device: torch.device, small: bool) -> Iterator[Case]:
     dtype = torch.float32 if small else torch.bfloat16
     for num_tokens in (3,) if small else (*DECODE_SIZES, 4096):
         targets = (PREFILL_TARGET,) if num_tokens == 4096 else ()
@@ -139,7 +150,7 @@ def _rotary(
     return Case("elementwise", name, num_bytes, build, 0, targets)
 
 
-def step_cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
+def step_cases(device: torch.device, small: bool) -> Iterator[Case]:
     """A decode step, and one that computes prompts."""
     if small:
         yield _step_inputs([1] * 3, 20, device)

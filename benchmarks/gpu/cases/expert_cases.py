@@ -13,7 +13,6 @@ from torch import Tensor
 from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.cases.product_inputs import Form, Fp8, Grouped
 from benchmarks.gpu.measure import Call, relative_error
-from benchmarks.gpu.peer_kernels.files import FlashInferBuild
 from benchmarks.gpu.table import first_line
 from pagewire.kernels import ops, reference
 from pagewire.kernels.quantized import Fp8Weight, pack
@@ -31,7 +30,7 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 _FORMS: dict[str, Form | None] = {"bf16": None, "fp8-blocks": Fp8(True), "fp8-channels": Fp8(False), "awq": Grouped()}
 
 
-def cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
+def cases(device: torch.device, small: bool) -> Iterator[Case]:
     sizes = _SMALL if small else (_NUM_EXPERTS, _TOP_K, _OUTPUTS, _INPUTS)
     for name, form in _FORMS.items():
         experts = _Experts(name, form, *sizes, torch.float32 if small else torch.bfloat16, device)

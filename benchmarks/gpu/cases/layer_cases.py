@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant, Target
-from benchmarks.gpu.measure import Call, num_sets, relative_error
-from benchmarks.gpu.peer_kernels.files import FlashInferBuild
+from benchmarks.gpu.cases.case import IN_TURN, OURS, Built, Case, Contestant, Target, in_turn
+from benchmarks.gpu.measure import num_sets, relative_error
 from pagewire.kernels import ops, reference
 
 # Llama-3.1-8B: QKV, output, gate and up, down; Qwen2.5-0.5B: gate and up. (outputs, inputs)
@@ -20,10 +19,10 @@ NUM_TOKENS = (1, 4, 8)
 EPS = 1e-5
 # Ours must not lose to what would be launched instead; and beginning early must be worth it.
 _TARGETS = (Target("ratio", 1.0, 1.1, "torch"),)
-_NORMED_TARGETS = (Target("ratio", 1.0, 1.2, "apart"), Target("ratio", 1.0, 1.1, "in turn"))
+_NORMED_TARGETS = (Target("ratio", 1.0, 1.2, "apart"), Target("ratio", 1.0, 1.1, IN_TURN))
 
 
-def cases(device: torch.device, small: bool, _build: FlashInferBuild | None) -> Iterator[Case]:
+def cases(device: torch.device, small: bool) -> Iterator[Case]:
     dtype = torch.float32 if small else torch.bfloat16
     for num_outputs, num_inputs in ((96, 64),) if small else SHAPES:
         for num_tokens in NUM_TOKENS:
@@ -78,8 +77,7 @@ def _normed(num_tokens: int, num_outputs: int, num_inputs: int, dtype: torch.dty
             "apart": Contestant([partial(apart, weight) for weight in weights], None),
         }
         if device.type == "cuda":
-            calls: list[Call] = [partial(_in_turn, partial(ours, weight)) for weight in weights]
-            contestants["in turn"] = Contestant(calls, None)
+            contestants[IN_TURN] = in_turn(contestants[OURS].calls)
         return Built(contestants)
 
     name = f"norm, linear, SiLU {num_outputs}x{num_inputs} M={num_tokens}"
@@ -91,14 +89,3 @@ def _weights(
 ) -> list[Tensor]:
     first = (torch.randn(num_outputs, num_inputs, device=device) / num_inputs**0.5).to(dtype)
     return [first, *(first.clone() for _ in range(num_sets(num_bytes, device) - 1))]
-
-
-def _in_turn(call: Call) -> object:
-    """Kernels begin when those before them have ended."""
-    from pagewire.kernels.triton.common import launch
-
-    launch.enabled = False
-    try:
-        return call()
-    finally:
-        launch.enabled = True

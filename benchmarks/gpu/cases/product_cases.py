@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant, Target
+from benchmarks.gpu.cases.case import IN_TURN, OURS, Built, Case, Contestant, Target, in_turn
 from benchmarks.gpu.cases.product_inputs import Form, Fp8, Grouped, Int8, Weights
 from benchmarks.gpu.peer_kernels.products import PEERS, contestant
 from benchmarks.gpu.table import MeanTarget, Measured, first_line
@@ -22,6 +22,8 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 FEW_SHAPES = SHAPES[:1] + SHAPES[3:4]
 SMALL_SHAPES: tuple[Shape, ...] = ((128, 256),)
+# What `w4_cases` measures, in the first minutes on a GPU: gate and up, down, o.
+W4_SHAPES, W4_TOKENS, W4_PEERS = (SHAPES[0], SHAPES[1], SHAPES[3]), (1, 16, 32, 64, 128, 512), ("torch", "marlin")
 NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 4096)
 FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 512, 2048)
 FEW_TOKENS = (1, 16, 64, 512)
@@ -115,11 +117,20 @@ GROUPS = ("w4a16", "fp8", "w8a16", "int8")
 def series(groups: Sequence[str], small: bool) -> list[Series]:
     """Returns the series of these groups, the most valuable first."""
     chosen = [one for one in _SERIES if one.group in groups]
-    if not small:
-        return chosen
-    tiny = [replace(one, shapes=SMALL_SHAPES, num_tokens=SMALL_TOKENS) for one in chosen]
+    return [_small(one) for one in chosen] if small else chosen
+
+
+def w4_cases(device: torch.device, small: bool, peers: tuple[str, ...] = W4_PEERS) -> Iterator[Case]:
+    """Yields AWQ's products at three shapes, beside Marlin."""
+    one = replace(_SERIES[0], peers=peers, shapes=W4_SHAPES, num_tokens=W4_TOKENS)
+    one = _small(one) if small else one
+    return (case for shape in one.shapes for case in cases(one, shape, device))
+
+
+def _small(one: Series) -> Series:
+    tiny = replace(one, shapes=SMALL_SHAPES, num_tokens=SMALL_TOKENS)
     # Triton's interpreter multiplies no bf16.
-    return [replace(one, dtype=torch.float16) for one in tiny] if _interpreted() else tiny
+    return replace(tiny, dtype=torch.float16) if _interpreted() else tiny
 
 
 def cases(one: Series, shape: Shape, device: torch.device) -> Iterator[Case]:
@@ -152,6 +163,8 @@ def _build(one: Series, weights: Weights, in_order: Weights | None, num_tokens: 
     expected = one.form.expected(x, weights.weight)
     built = Built({OURS: contestant([partial(packed, x, None) for packed in weights.packed], expected,
                                     one.form.tolerance)})  # fmt: skip
+    if weights.device.type == "cuda" and one.group == "w4a16":
+        built.contestants[IN_TURN] = in_turn(built.contestants[OURS].calls)
     if in_order is not None:
         built.contestants["in order"] = Contestant([partial(packed, x, None) for packed in in_order.packed], None)
     for name in one.peers:
@@ -199,3 +212,7 @@ MEAN_TARGETS = (
     _mean("tinygemm", 8, 64, 1.5),
     _mean("checkpoint", 16, 128, 3.0),
 )
+W4_MEAN_TARGETS = [
+    *(target for target in MEAN_TARGETS if target.peer in W4_PEERS),
+    *(replace(target, ours=IN_TURN) for target in MEAN_TARGETS if target.peer in W4_PEERS),
+]

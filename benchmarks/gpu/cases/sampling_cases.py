@@ -12,8 +12,6 @@ from torch import Tensor
 
 from benchmarks.gpu.cases.case import OURS, Built, Case, Contestant, Target
 from benchmarks.gpu.measure import Call, num_sets, relative_error
-from benchmarks.gpu.peer_kernels import files as peer_files
-from benchmarks.gpu.peer_kernels.files import FlashInferBuild, PeerMissingError
 from pagewire.kernels import ops, reference
 from pagewire.kernels.sampling_parameters import FloatParameter
 
@@ -56,12 +54,12 @@ class Size:
         return f"{self.num_reqs} x {self.vocab_size}"
 
 
-def cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
+def cases(device: torch.device, small: bool) -> Iterator[Case]:
     size = Size(3, 500) if small else Size(256, 151_936)
     for kind, logits in LOGITS.items():
         for sampling in SAMPLINGS:
-            yield _sample(size, sampling, kind, logits, torch.float32, device, build)
-    yield _sample(size, SAMPLINGS[-1], "random", LOGITS["random"], torch.bfloat16, device, build)
+            yield _sample(size, sampling, kind, logits, torch.float32, device)
+    yield _sample(size, SAMPLINGS[-1], "random", LOGITS["random"], torch.bfloat16, device)
     for num_top in (0, 5, 20):
         yield _logprobs(size, num_top, device)
     yield _penalties(size, device)
@@ -112,7 +110,6 @@ def _sample(
     make_logits: Callable[[Size, torch.device], Tensor],
     dtype: torch.dtype,
     device: torch.device,
-    flashinfer_build: FlashInferBuild | None,
 ) -> Case:
     num_bytes = size.num_reqs * size.vocab_size * dtype.itemsize
 
@@ -134,61 +131,13 @@ def _sample(
 
         calls: list[Call] = [partial(ops.sample_tokens, logits, *rows.arguments()) for logits in sets]
         built = Built({OURS: Contestant(calls, error, MAX_DIFFERENT)}, rows.reset)
-        if device.type == "cuda":
-            _add_flashinfer(built, sampling, sets, flashinfer_build)
+        if sampling.temperature == 0.0:
+            argmax: list[Call] = [partial(torch.argmax, logits, -1) for logits in sets]
+            built.contestants["torch argmax"] = Contestant(argmax, None)
         return built
 
     name = f"{sampling.name} {kind}" + (" bf16" if dtype == torch.bfloat16 else "")
     return Case("sampling", name, num_bytes, build, 0, TARGETS)
-
-
-def _add_flashinfer(
-    built: Built, sampling: Sampling, sets: list[Tensor], flashinfer_build: FlashInferBuild | None
-) -> None:
-    """Its tokens are other draws from the same distribution: checked is that each is one that may be drawn."""
-    if sampling.temperature == 0.0:
-        calls: list[Call] = [partial(torch.argmax, logits, -1) for logits in sets]
-        built.contestants["torch argmax"] = Contestant(calls, None)
-        return
-    if flashinfer_build is None:
-        return
-    try:
-        flashinfer_build.wait("sampling")
-        api = peer_files.flashinfer().sampling
-    except PeerMissingError as reason:
-        built.notes.append(f"flashinfer: {reason}")
-        return
-
-    def draw(logits: Tensor) -> Tensor:
-        logits = logits.float()
-        if sampling.top_k is None and sampling.top_p == 1.0:
-            token_ids = api.sampling_from_logits(logits, seed=1, offset=0)
-        elif sampling.top_k is None:
-            token_ids = api.top_p_sampling_from_probs(api.softmax(logits), sampling.top_p, seed=1, offset=0)
-        elif sampling.top_p == 1.0:
-            token_ids = api.top_k_sampling_from_probs(api.softmax(logits), sampling.top_k, seed=1, offset=0)
-        else:
-            token_ids = api.top_k_top_p_sampling_from_logits(
-                logits, sampling.top_k, sampling.top_p, filter_apply_order="top_k_first", seed=1, offset=0
-            )
-        assert isinstance(token_ids, Tensor)
-        return token_ids
-
-    def error() -> float:
-        return 1.0 - float(_may_be_drawn(sets[0].float(), draw(sets[0]).long(), sampling).double().mean())
-
-    built.contestants["flashinfer"] = Contestant([partial(draw, logits) for logits in sets], error, MAX_DIFFERENT)
-
-
-def _may_be_drawn(logits: Tensor, token_ids: Tensor, sampling: Sampling) -> Tensor:
-    """bool [num_reqs]: the token is among the top k, and what is more probable has less than top_p of their mass."""
-    ordered = logits.sort(-1, descending=True).values
-    if sampling.top_k is not None:
-        ordered = ordered[:, : sampling.top_k]
-    mass_before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-    mass_before[:, 0] = 0.0
-    last = (mass_before < sampling.top_p).sum(-1, keepdim=True) - 1
-    return logits.gather(-1, token_ids[:, None])[:, 0] >= ordered.gather(-1, last)[:, 0]
 
 
 def _logprobs(size: Size, num_top: int, device: torch.device) -> Case:

@@ -29,7 +29,7 @@ class EngineTable:
         self._itemsize = itemsize
         self._judge = judge
         self._verdicts: Counter[str] = Counter()
-        self._steps: dict[tuple[str, int], float] = {}  # (model, batch) -> seconds, of graphs at depth 2
+        self._steps: dict[tuple[str, int], tuple[BenchModel, float]] = {}  # (model, batch) -> of graphs at depth 2
         print(HEADER, flush=True)
 
     def prefill(self, model: BenchModel, tokens_per_second: float) -> None:
@@ -66,8 +66,8 @@ class EngineTable:
     def judge_step(self, model: BenchModel, two: Decoded, one: Decoded, eager: Decoded | None) -> str:
         """Returns the verdicts on graphs at depth 2 (`two`): by the roofline, eager steps, depth 1 and 16 bits."""
         targets, size = model.targets, two.num_reqs
-        self._steps[model.name, size] = two.step_seconds
-        faster_than_dense = self._over_dense(model, two)
+        self._steps[model.name, size] = model, two.step_seconds
+        faster_than_dense = self._over_dense(model, size)
         if targets is None:
             return faster_than_dense
         share = self._roofline(model, two) / two.step_seconds
@@ -77,15 +77,18 @@ class EngineTable:
         faster = one.step_seconds / two.step_seconds
         return judged + self._verdict("over depth 1", faster, targets.depth_2_over_1.get(size)) + faster_than_dense
 
-    def _over_dense(self, model: BenchModel, two: Decoded) -> str:
-        """Of a quantized model: how much faster it is than the same in 16 bits, if that was measured."""
-        dense = self._steps.get((model.dense or "", two.num_reqs))
-        if dense is None:
-            return ""
-        asked = model.targets.over_dense if model.targets is not None and two.num_reqs == 1 else None
-        faster = dense / two.step_seconds
-        judged = self._verdict("over 16 bits", faster, *asked) if asked else ""
-        return judged or f"  over 16 bits {faster:.2f}"
+    def _over_dense(self, model: BenchModel, size: int) -> str:
+        """Of a quantized model and the same in 16 bits, once both are measured: how much faster the first one is."""
+        measured = [found for (_, other_size), found in self._steps.items() if other_size == size]
+        judged = ""
+        for quantized, seconds in measured:
+            dense = self._steps.get((quantized.dense or "", size))
+            if dense is None or model.name not in (quantized.name, dense[0].name):
+                continue
+            asked = quantized.targets.over_dense if quantized.targets is not None and size == 1 else None
+            name, faster = f"{quantized.name} over 16 bits", dense[1] / seconds
+            judged += (self._verdict(name, faster, *asked) if asked else "") or f"  {name} {faster:.2f}"
+        return judged
 
     def idle(self, model: BenchModel, result: Decoded, idle_seconds: float, longest_gap_seconds: float) -> None:
         allowed = max(MAX_IDLE_SECONDS, MAX_IDLE_SHARE * result.step_seconds)

@@ -1,12 +1,13 @@
-"""Brings other people's kernels to `peers/`, to be timed beside ours: `python -m benchmarks.gpu.peer_kernels.fetch`.
+"""Brings what travels to a GPU machine to `peers/`: `python -m benchmarks.gpu.peer_kernels.fetch`.
 
-- FlashAttention 3 as vLLM builds it, and the library with vLLM's Marlin and Machete: two members of vLLM's wheel, read
-  by HTTP range (the wheel has 261 MiB), packed with xz. For torch 2.11 with CUDA 13, which that wheel was built for.
-- FlashInfer, and tvm-ffi which it needs. It compiles its kernels where it runs: nvcc and ninja must be there.
-- GemLite, which is Python and Triton.
+- `fa3`: FlashAttention 3 as vLLM builds it, and `marlin`: the library with vLLM's Marlin and Machete. They are two
+  members of vLLM's wheel, read by HTTP range (the wheel has 261 MiB), packed with xz. The wheel was built for torch
+  2.11 with CUDA 13.
+- `gemlite`: GemLite, which is Python and Triton.
+- `stubs`: protobuf in the version that our stubs were made with, for a machine with an older one.
 
-All come from the package index that pip is configured for. `peers/` is in .gitignore; carry it to the GPU machine. It
-stays under 64 MiB.
+All come from the package index that pip is configured for. `peers/` is in .gitignore; carry what a command needs to the
+GPU machine.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.peer_kernels.files import FA3_FILE, PEERS, VLLM_FILE
+from benchmarks.gpu.luggage import STUBS
+from benchmarks.gpu.peer_kernels.files import FA3, FA3_FILE, GEMLITE, PEERS, VLLM, VLLM_FILE
 
-VLLM = "vllm==0.23.0"
-VLLM_MEMBERS = (f"vllm/vllm_flash_attn/{FA3_FILE}", f"vllm/{VLLM_FILE}")
-WHEELS = ("flashinfer-python==0.6.6", "apache-tvm-ffi==0.1.9")
-SOURCES = ("gemlite==0.6.0.post2",)  # there are no wheels
+VLLM_WHEEL = "vllm==0.23.0"
+VLLM_MEMBERS = {FA3: f"vllm/vllm_flash_attn/{FA3_FILE}", VLLM: f"vllm/{VLLM_FILE}"}
+PROTOBUF = "protobuf==7.35.1"
+GEMLITE_SOURCE = "gemlite==0.6.0.post2"  # there is no wheel
 MAX_BYTES = 64 << 20
 READ_AHEAD = 4 << 20
 
@@ -96,20 +98,18 @@ def _pip(*arguments: str) -> None:
 
 
 def fetch_vllm(python: str) -> None:
-    remote = io.BufferedReader(RemoteFile(wheel_url(VLLM, python)), READ_AHEAD)
+    remote = io.BufferedReader(RemoteFile(wheel_url(VLLM_WHEEL, python)), READ_AHEAD)
     with zipfile.ZipFile(remote) as wheel:
-        for member in VLLM_MEMBERS:
-            packed = PEERS / f"{Path(member).name}.xz"
+        for folder, member in VLLM_MEMBERS.items():
+            (PEERS / folder).mkdir()
+            packed = PEERS / folder / f"{Path(member).name}.xz"
             with wheel.open(member) as source, lzma.open(packed, "wb", preset=6) as target:
                 shutil.copyfileobj(source, target, READ_AHEAD)
 
 
-def fetch_wheels(python: str) -> None:
-    """Downloads wheels, which are smaller than their contents."""
-    for requirement in WHEELS:
-        _pip("download", "--quiet", "-d", str(PEERS), *_target(python), requirement)
-    for requirement in SOURCES:
-        _pip("download", "--quiet", "-d", str(PEERS), "--no-deps", requirement)
+def fetch_packages(python: str) -> None:
+    _pip("download", "--quiet", "-d", str(PEERS / STUBS), *_target(python), PROTOBUF)
+    _pip("download", "--quiet", "-d", str(PEERS / GEMLITE), "--no-deps", GEMLITE_SOURCE)
 
 
 def main() -> int:
@@ -118,13 +118,13 @@ def main() -> int:
     python = parser.parse_args().python
     shutil.rmtree(PEERS, ignore_errors=True)
     PEERS.mkdir()
-    fetch_wheels(python)
+    fetch_packages(python)
     print("vLLM: reading 71 MiB and packing 187 MiB with xz, two minutes or so", flush=True)
     fetch_vllm(python)
     total = 0
-    for path in sorted(PEERS.iterdir()):
+    for path in sorted(path for path in PEERS.rglob("*") if path.is_file()):
         total += path.stat().st_size
-        print(f"{path.stat().st_size / (1 << 20):8.1f} MiB  {path.name}")
+        print(f"{path.stat().st_size / (1 << 20):8.1f} MiB  {path.relative_to(PEERS)}")
     print(f"{total / (1 << 20):8.1f} MiB in all, {'within' if total <= MAX_BYTES else 'OVER'} 64 MiB")
     return 0 if total <= MAX_BYTES else 1
 
