@@ -120,7 +120,7 @@ def _rest(part: Part, outcome: Outcome) -> Part | None:
 
 
 class Results(Protocol):
-    """Where the results of parts go."""
+    """Keeps the results of parts."""
 
     def directory(self, part: Part) -> Path:
         """Returns where a part writes its results as it goes."""

@@ -1,4 +1,4 @@
-"""What travels to a GPU machine beside the repository, in `benchmarks/gpu/peers/`, and whether it can be used there.
+"""Unpacks what travels to a GPU machine beside the repository, in `benchmarks/gpu/peers/`, if it can be used there.
 
 - `stubs/`: protobuf as a wheel, for a machine with one that is older than the services' stubs.
 - `triton/`: kernels that were compiled elsewhere, if Triton finds them there: see `triton_cache`.

@@ -67,8 +67,8 @@ def commands(device: str, small: bool) -> dict[str, Command]:
     # Weights of 4 bits come first: of what has not been seen anywhere, they are most.
     models = "llama-3.1-8b-int4,llama-3.1-8b"
     engine = ("-m", "benchmarks.gpu.engine", "--only", "steps", "--models", models, *common)
-    tuning = ("-m", "benchmarks.kernels", "tune", "--kernel", "decode_attention", "--device", device)
-    tuning += ("--out", "{out}", "--budget", "{budget}")
+    tune = ("-m", "benchmarks.kernels", "tune", "--kernel", "decode_attention")
+    tuning = (*tune, "--device", device, "--out", "{out}", "--budget", "{budget}")
     return {
         FIRST: Command(
             470.0,

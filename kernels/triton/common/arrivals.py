@@ -43,10 +43,10 @@ def _check_stream(device: torch.device, stream: int) -> None:
         )
 
 
-def num_left_counting(device: torch.device) -> Tensor | None:
+def num_left_counting() -> Tensor | None:
     """Returns how many counters are not 0, int64 on the device and behind all that was launched there; None: there are
-    no counters. Any but 0 means that later results may be wrong."""
-    buffers = _counters.get(device)
+    no counters. Any but 0 means that later results may be wrong. A process has one device."""
+    buffers = [buffer for of_device in _counters.values() for buffer in of_device]
     return torch.stack([buffer.count_nonzero() for buffer in buffers]).sum() if buffers else None
 
 

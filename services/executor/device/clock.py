@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire.services.executor.device.events import wait_for
-
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -57,3 +55,9 @@ class Clock:
         if self._events is None or previous._events is None:
             return max(0, self._received_ns - previous._ended_ns)
         return max(0, int(previous._events[1].elapsed_time(self._events[0]) * 1e6))
+
+
+def wait_for(event: torch.cuda.Event) -> None:
+    """Waits on any thread. Each begins on the first device, where another's event would make a context of its own."""
+    with torch.cuda.device(event.device):
+        event.synchronize()

@@ -9,28 +9,16 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 16
-# Pinned memory comes in sizes of powers of two: torch's allocator hands out again what was used in the same size, and
-# to ask the driver for more holds up the device. `reserve` has these, as many of each as are on their way at once.
-SMALLEST_BYTES, LARGEST_BYTES, NUM_RESERVED = 1 << 9, 1 << 22, 4
-
-
-def reserve(device: torch.device) -> None:
-    """Allocates host memory that copies while serving will use. Called before requests are served."""
-    size = SMALLEST_BYTES
-    while size <= LARGEST_BYTES:
-        _ = [_allocate(size, device) for _ in range(NUM_RESERVED)]  # together: each alone would be the same memory
-        size *= 2
+# Pinned memory comes in powers of two: torch's allocator hands out again what was used in the same size, and to ask the
+# driver for more holds up the device (`start.host_memory`).
+SMALLEST_BYTES = 1 << 9
 
 
 def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns uninitialized memory for a copy to or from a device, pinned for CUDA."""
     num_bytes = math.prod(shape) * dtype.itemsize
     size = max(SMALLEST_BYTES, 1 << max(num_bytes - 1, 0).bit_length())
-    return _allocate(size, device)[:num_bytes].view(dtype).view(shape)
-
-
-def _allocate(num_bytes: int, device: torch.device) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")[:num_bytes].view(dtype).view(shape)
 
 
 def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:

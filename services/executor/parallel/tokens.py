@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,8 @@ from pagewire.config.sampling_params import with_defaults
 from pagewire.kernels import ops
 from pagewire.services.executor.parallel.communicator import Communicator
 from pagewire.services.executor.parallel.group import LEADER, Group
-from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.row_columns import RowColumns
-from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
+from pagewire.services.executor.sampling.sampler import SampledTokens, sample_tokens
 from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.v1.common_pb2 import SamplingParams
 
@@ -33,19 +34,10 @@ class LeadersTokens:
     def sampling(self, params: SamplingParams) -> SamplingParams:
         return params
 
-    def draw(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        columns: RowColumns,
-        token_ids: Tensor,
-        extras: SamplingExtras | None,
-        offsets: Tensor | None,
-        mode: LogprobsMode,
-    ) -> SampledTokens:
-        sampled = sample(logits, rows, columns, token_ids, extras or SamplingExtras(), offsets, mode)
-        self._drawn[: len(rows)].copy_(sampled.token_ids)
-        return sampled
+    def draw(self, sampled: Callable[[], SampledTokens]) -> SampledTokens:
+        drawn = sampled()
+        self._drawn[: len(drawn.token_ids)].copy_(drawn.token_ids)
+        return drawn
 
     def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
         return self._world.broadcast(self._drawn[: len(rows)], self._world.rank)
@@ -83,17 +75,8 @@ class FollowersTokens:
     ) -> Tensor:
         return self.share(rows, columns, token_ids, appends=offsets is None)  # if not, `InputBuffers.accept` appends
 
-    def draw(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        columns: RowColumns,
-        token_ids: Tensor,
-        extras: SamplingExtras | None,
-        offsets: Tensor | None,
-        mode: LogprobsMode,
-    ) -> SampledTokens:
-        return SampledTokens(torch.empty_like(rows, dtype=torch.int64), None)
+    def draw(self, sampled: Callable[[], SampledTokens]) -> SampledTokens:
+        return SampledTokens(self._num_gained[:0], None)
 
     def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
         num_sampled = len(rows)

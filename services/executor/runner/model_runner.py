@@ -32,7 +32,7 @@ from pagewire.services.executor.runner.proposer import NO_DRAFTS, Proposer
 from pagewire.services.executor.runner.stage import NO_EXCHANGE, StageExchange
 from pagewire.services.executor.sampling.constraints import UNRESTRICTED, Constraints
 from pagewire.services.executor.sampling.logprobs import LogprobsMode
-from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras
+from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample
 from pagewire.services.executor.sampling.tokens import OWN_TOKENS, Tokens
 from pagewire.services.executor.step.dummy_step import DUMMY_SAMPLING, NO_STEP, dummy_step
 from pagewire.services.executor.step.failures import Cause, Failure
@@ -213,10 +213,10 @@ class ModelRunner:
         # NCCL: either all ranks capture what they do together or none; what only the leader does lies in between.
         graphs = graphs if is_shared else self._eager
         logits = graphs.run("logits", shape, lambda: self._logits(hidden, shape))[:num_sampled]
-        rows = self._inputs.sample_rows(shape.num_sampled)
+        rows, extras = self._inputs.sample_rows(shape.num_sampled), extras or SamplingExtras()
         offsets = self._inputs.offsets(num_sampled) if has_drafts else None
-        of_rows = self._state.columns, self._state.token_ids
-        sampled = self._tokens.draw(logits, rows[:num_sampled], *of_rows, extras, offsets, self._logprobs_mode)
+        of_rows, mode = (self._state.columns, self._state.token_ids), self._logprobs_mode
+        sampled = self._tokens.draw(lambda: sample(logits, rows[:num_sampled], *of_rows, extras, offsets, mode))
         if is_shared:
             shared = graphs.run("tokens", shape, lambda: self._tokens.share(rows, *of_rows, appends=not has_drafts))
             sampled = replace(sampled, token_ids=shared[:num_sampled].clone())

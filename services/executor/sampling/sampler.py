@@ -130,14 +130,7 @@ def sample_tokens(
 ) -> Tensor:
     """Token ids int64 [S] by temperature, top-k, top-p and min-p of each row; appended unless there are offsets."""
     return ops.sample_tokens(
-        logits,
-        rows,
-        columns.floats,
-        columns.top_k,
-        columns.seed,
-        token_ids,
-        columns.num_tokens,
-        offsets,
+        logits, rows, columns.floats, columns.top_k, columns.seed, token_ids, columns.num_tokens, offsets
     )
 
 

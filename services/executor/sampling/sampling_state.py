@@ -196,12 +196,8 @@ class SamplingState:
             return
         width = max(prefixes.shape[1] for _, prefixes, _ in of_rows)
         arrays["words.batch_indices"] = np.concatenate([np.full(len(last), index) for index, _, last in of_rows])
-        arrays["words.prefixes"] = np.concatenate(
-            [
-                np.pad(prefixes, ((0, 0), (width - prefixes.shape[1], 0)), constant_values=-1)
-                for _, prefixes, _ in of_rows
-            ]
-        )
+        padded = [np.pad(one, ((0, 0), (width - one.shape[1], 0)), constant_values=-1) for _, one, _ in of_rows]
+        arrays["words.prefixes"] = np.concatenate(padded)
         arrays["words.last_token_ids"] = np.concatenate([last for _, _, last in of_rows])
 
     def _stage_bias(

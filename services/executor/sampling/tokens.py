@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
-from pagewire.services.executor.sampling.logprobs import LogprobsMode
 from pagewire.services.executor.sampling.row_columns import RowColumns
-from pagewire.services.executor.sampling.sampler import SampledTokens, SamplingExtras, sample, sample_tokens
+from pagewire.services.executor.sampling.sampler import SampledTokens, sample_tokens
 from pagewire.v1.common_pb2 import SamplingParams
 
 
@@ -27,17 +27,8 @@ class Tokens(Protocol):
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Returns the parameters that this rank needs for a request that rank 0 samples with `params`."""
 
-    def draw(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        columns: RowColumns,
-        token_ids: Tensor,
-        extras: SamplingExtras | None,
-        offsets: Tensor | None,
-        mode: LogprobsMode,
-    ) -> SampledTokens:
-        """Does what `sampler.sample` does; where another rank samples, nothing."""
+    def draw(self, sampled: Callable[[], SampledTokens]) -> SampledTokens:
+        """Returns what the function samples, unless another rank does; then nothing."""
 
     def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
         """Returns the tokens, int64 [len(rows)], that the leader drew last, on all ranks. rows: with those of padding.
@@ -47,25 +38,13 @@ class Tokens(Protocol):
 class _OwnTokens:
     """Samples for a single rank."""
 
-    def sample(
-        self, logits: Tensor, rows: Tensor, columns: RowColumns, token_ids: Tensor, offsets: Tensor | None
-    ) -> Tensor:
-        return sample_tokens(logits, rows, columns, token_ids, offsets)
+    sample = staticmethod(sample_tokens)
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         return params
 
-    def draw(
-        self,
-        logits: Tensor,
-        rows: Tensor,
-        columns: RowColumns,
-        token_ids: Tensor,
-        extras: SamplingExtras | None,
-        offsets: Tensor | None,
-        mode: LogprobsMode,
-    ) -> SampledTokens:
-        return sample(logits, rows, columns, token_ids, extras or SamplingExtras(), offsets, mode)
+    def draw(self, sampled: Callable[[], SampledTokens]) -> SampledTokens:
+        return sampled()
 
     def share(self, rows: Tensor, columns: RowColumns, token_ids: Tensor, *, appends: bool) -> Tensor:
         raise AssertionError("there is no other rank")

@@ -7,8 +7,8 @@ from itertools import count, takewhile
 import torch
 
 from pagewire.services.executor.batch.input_batch import BatchShape
-from pagewire.services.executor.device import upload
 from pagewire.services.executor.runner.model_runner import ModelRunner
+from pagewire.services.executor.start.host_memory import reserve
 from pagewire.services.executor.start.memory_profile import COSTLY_PROMPT, COSTLY_SAMPLING
 from pagewire.services.executor.step.limits import Limits
 
@@ -27,7 +27,7 @@ def warm_up(runner: ModelRunner, device: torch.device) -> None:
                 runner.proposer.prefer(method)
                 runner.uniform_run(with_drafts(runner))
         return
-    upload.reserve(device)
+    reserve(device)
     for num_reqs, num_tokens in warm_up_steps(runner.limits):
         runner.dummy_run(num_reqs, num_tokens)
     if runner.adapters.num_slots:  # their kernels are compiled for the model's layers alone

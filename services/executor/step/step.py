@@ -151,9 +151,8 @@ class StepOutput:
         vectors = results.pop("vectors", None)
         if "token_ids" not in results:
             nothing = np.empty(0, dtype=np.int64)
-            return HostTokens(
-                nothing, nothing, vectors=vectors, failures=self._find_failures(nothing, nothing, vectors)
-            )
+            failures = self._find_failures(nothing, nothing, vectors)
+            return HostTokens(nothing, nothing, vectors=vectors, failures=failures)
         if self.drafted is None:
             num_gained, num_drafted = np.ones(len(results["token_ids"]), dtype=np.int64), None
         else:
@@ -163,12 +162,7 @@ class StepOutput:
             num_drafted = self.drafted.num_samples - 1
         failures = self._find_failures(num_gained, results["token_ids"], vectors)
         return HostTokens(
-            num_gained,
-            vectors=vectors,
-            prompt_logprobs=prompts,
-            num_drafted=num_drafted,
-            failures=failures,
-            **results,
+            num_gained, vectors=vectors, prompt_logprobs=prompts, num_drafted=num_drafted, failures=failures, **results
         )
 
     def _find_failures(

@@ -45,7 +45,7 @@ def case(error: Callable[[], float]) -> Case:
 
 @pytest.mark.parametrize("error", [0.5, float("nan")])
 def test_wrong_kernel_fails_and_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    monkeypatch.setitem(kernels.GROUPS, "step", lambda device, small, build: iter([case(lambda: error)]))
+    monkeypatch.setitem(kernels.GROUPS, "step", lambda device, small: iter([case(lambda: error)]))
     assert kernels.run(["step"], CPU, True, tmp_path, Budget(60)) == 1
     data = results(tmp_path)
     assert not data["rows"] and "made up" in data["failures"][0]

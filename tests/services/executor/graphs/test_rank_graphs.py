@@ -26,7 +26,15 @@ from pagewire.services.executor.sampling.tokens import Tokens
 from pagewire.services.executor.start.graph_capture import capture_graphs
 from tests.services.executor.graphs.test_cuda_graphs import PROMPTS, SIZES, ReplayedFunction
 from tests.services.executor.helpers.staged import Staged, joined_runners
-from tests.services.executor.helpers.stepping import LIMITS, Driver, alone, check_random_steps, graph_steps, prompt
+from tests.services.executor.helpers.stepping import (
+    LIMITS,
+    Driver,
+    alone,
+    check_random_steps,
+    graph_steps,
+    prompt,
+    sampling_params,
+)
 from tests.services.executor.models.tiny import load, save_tiny
 from tests.services.executor.speculation.test_exactness import NUM_TOKENS, Follower, generate
 from tests.services.executor.speculation.test_ranks import SAMPLINGS, TEXT, proposer_of
@@ -123,10 +131,14 @@ def ranks_with_graphs(
 
 
 def assert_together(graphs: RankGraphs) -> Replays:
-    """All ranks replay the same forward passes. Those of the leader."""
-    *others, leader = ([replay for replay in replays if replay[0] == "forward"] for replays in graphs.replays())
-    assert leader and all(replays == leader for replays in others)
-    return leader
+    """All ranks of the last stage replay the same graphs, whatever the leader alone does between them; all ranks the
+    same forward passes. Those of the leader."""
+    *others, leader = graphs.replays()
+    sampling = [replays for replays in others if any(name == "tokens" for name, _ in replays)]
+    assert all(replays == leader for replays in sampling)
+    *others, forward = ([replay for replay in replays if replay[0] == "forward"] for replays in (*others, leader))
+    assert forward and all(replays == forward for replays in others)
+    return forward
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,6 +156,25 @@ def test_graphs_change_no_token(tmp_path: Path, family: str, tensor: int, stages
         replayed = assert_together(graphs)
     kinds = {(shape.is_uniform, shape.min_query_len > 1) for _, shape in replayed}
     assert len(kinds) > 1, "decodes alone were replayed"
+
+
+def test_sampling_of_ranks_is_replayed_with_extras_and_without(tmp_path: Path) -> None:
+    """Log probabilities are an extra, of which the other ranks know nothing."""
+    save_tiny(tmp_path, "Qwen3", **SHAPE | FAMILIES["Qwen3"])
+    whole = load(tmp_path)
+    samplings = [sampling_params(temperature=0), sampling_params(temperature=0, logprobs=2, repetition_penalty=1.3)]
+    with ranks_with_graphs(tmp_path, 2, 1) as (ranks, graphs):
+        driver = Driver(ranks, NUM_BLOCKS)  # type: ignore[arg-type]
+        for request_id, sampling in enumerate(samplings):
+            driver.add(request_id, prompt(6, seed=request_id), sampling)
+            driver.step({request_id: 6})
+            driver.step({request_id: 1})
+            driver.step({request_id: 1})
+            driver.finish(request_id)
+        for replays in graphs.replays():
+            assert [name for name, _ in replays if name != "forward"] == ["logits", "tokens"] * 4
+        for request_id, sampling in enumerate(samplings):
+            assert driver.tokens[request_id] == alone(whole, prompt(6, seed=request_id), 3, sampling)
 
 
 @pytest.mark.parametrize("size", [2, 4])

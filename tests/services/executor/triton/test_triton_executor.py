@@ -49,6 +49,15 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+def test_no_kernel_of_a_step_writes_what_attention_reads_before_it_waits(tmp_path: Path) -> None:
+    """The plan and block tables are settled; the check sees where they are not."""
+    environment = {"TRITON_INTERPRET": "1", "PAGEWIRE_CPU_KERNELS": "triton"}
+    found = answer_of("early_reads", tmp_path, **environment)
+    assert found["as they are"]["faults"] == [] and found["as they are"]["reads"] > 2
+    assert "split_plan_kernel writes plan_ptr" in found["without settling"]["faults"]
+    assert found["with a table written"]["faults"] == ["careless_kernel writes block_table_ptr"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_of_the_gpu_kernels_are_those_of_the_cpu(tmp_path: Path, tokens: dict[str, Any], model: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.services.executor.device import clock, events
+from pagewire.services.executor.device import clock
 from pagewire.services.executor.device.results import PendingResults
 
 SECOND = torch.device("cuda", 1)
@@ -52,8 +52,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
         Current.here.device = before
 
-    monkeypatch.setattr(events.torch.cuda, "device", on)
-    monkeypatch.setattr(events.torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
 
 
 def on_a_thread(function: Callable[[], object]) -> None:
