@@ -22,6 +22,8 @@ from pagewire.kernels.ops.definition import op
 MAX_HEAD_DIM = 256  # of every implementation; head_dim is a multiple of 8
 # Queries of up to this many tokens are short: on CUDA they have a separate kernel.
 SHORT_QUERY = 16
+# Rows of block tables begin at multiples of this many ids: few loads then give a tile of keys (128, in pages of 16).
+ROW_ALIGNMENT = 8
 _SCALE = torch.bfloat16  # of a token in int8: a rounded scale costs no exactness, as it is what is divided by
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.gpu.measure import num_sets
 from pagewire.kernels import ops, reference
-from pagewire.services.executor.batch.block_table import ROW_ALIGNMENT
+from pagewire.kernels.ops import ROW_ALIGNMENT
 
 FP8 = torch.float8_e4m3fn
 # Tokens at either end of a long query that are compared with the specification.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.gpu.measure import Call, num_sets, relative_error
 from pagewire.kernels import ops, reference
+from pagewire.kernels.ops import ROW_ALIGNMENT
 from pagewire.kernels.triton.attention import paged_attention
-from pagewire.services.executor.batch.block_table import ROW_ALIGNMENT
 
 # query heads per KV head -> KV heads, as in models that have such groups
 NUM_KV_HEADS = {1: 16, 2: 8, 3: 3, 4: 8, 5: 8, 7: 4, 8: 8, 16: 2}

@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.kernels.ops import ROW_ALIGNMENT
 from pagewire.services.executor.device.upload import upload
 from pagewire.services.executor.step.step import Blocks, InvalidStep
-
-# Rows begin at multiples of this many ids: kernels then need few loads for a tile of keys (128, in pages of 16).
-ROW_ALIGNMENT = 8
 
 
 class BlockTables:
