@@ -20,7 +20,6 @@ from benchmarks.gpu.parts import Part
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
 LEAST_SECONDS = 5.0  # with less a part is not begun
-_ENDS_EARLIER = 0.9  # share of its time after which a part should end by itself
 _TAIL = 6000  # characters of its output that the results keep
 _COMPLAINT = re.compile(r"^(?:FAILED|WRONG:?)\s+(.*)", re.MULTILINE)
 _LEFT_OUT = re.compile(r"^left out for lack of time[^:]*: (.*)", re.MULTILINE)
@@ -55,7 +54,7 @@ def run_part(part: Part, seconds: float, directory: Path | None = None, python: 
 
 def _run_in(part: Part, seconds: float, directory: Path, python: str) -> Outcome:
     started = time.monotonic()
-    values = {"out": str(directory), "budget": f"{_ENDS_EARLIER * seconds:.0f}", "groups": ",".join(part.groups)}
+    values = {"out": str(directory), "budget": f"{part.ends_within * seconds:.0f}", "groups": ",".join(part.groups)}
     command = [*part.before, python, "-u", *(_filled(argument, values) for argument in part.arguments)]
     output = directory / "output.txt"
     code = _run(command, part.environment, output, seconds)

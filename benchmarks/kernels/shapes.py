@@ -38,8 +38,8 @@ def _attention(head_dim: int, group: int, batch: int, query_len: int, block_size
     }
 
 
-# The interpreter's, and those of smoke tests: long enough that a GPU splits the contexts, so that partial results,
-# counters and the merge are tested.
+# Those of smoke tests: long enough that a GPU splits the contexts, so that partial results, counters and the merge are
+# tested; in the interpreter, of TINY_CONTEXT.
 _TINY: dict[str, list[Shape]] = {
     "decode_attention": [{**_attention(128, 4, 2, 1), "context": 2048}],
     "prefill_attention": [_attention(64, 2, 1, 20)],

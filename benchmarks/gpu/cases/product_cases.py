@@ -191,9 +191,11 @@ def _selects(first: int, last: float) -> Callable[[Measured], bool]:
     """4-bit weights at so many tokens."""
 
     def selects(measured: Measured) -> bool:
+        if measured.group != "w4a16":
+            return False
         num_tokens = measured.facts["num_tokens"]
         assert isinstance(num_tokens, int)
-        return measured.group == "w4a16" and first <= num_tokens <= last
+        return first <= num_tokens <= last
 
     return selects
 

@@ -36,6 +36,5 @@ def problems_of(kernel: str, shape: Shape, device: torch.device) -> Sequence[Pro
         return expert_problems(shape, device)
     if kernel not in CONTEXTS:
         return linear_problems(kernel, shape, device)
-    is_short = device.type == "cpu" and kernel != "decode_attention"
-    contexts = (TINY_CONTEXT,) if is_short else CONTEXTS[kernel](shape)
+    contexts = (TINY_CONTEXT,) if device.type == "cpu" else CONTEXTS[kernel](shape)
     return [attention_problem(shape, context_len, device) for context_len in contexts]

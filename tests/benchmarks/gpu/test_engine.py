@@ -33,9 +33,9 @@ def results(directory: Path) -> dict[str, Any]:
 
 
 def test_kernels_right_and_timed(tmp_path: Path) -> None:
-    assert kernels.run(["step", "decode", "experts"], CPU, True, tmp_path, Budget(60)) == 0
+    assert kernels.run(["step", "decode", "experts", "w4"], CPU, True, tmp_path, Budget(60)) == 0
     rows = results(tmp_path)["rows"]
-    assert {row["group"] for row in rows} == {"step", "decode", "experts"}
+    assert {row["group"] for row in rows} == {"step", "decode", "experts", "w4a16"}
     assert all(row["times_us"][OURS] > 0 and row["floor_us"] > 0 for row in rows)
 
 

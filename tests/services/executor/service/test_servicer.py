@@ -393,6 +393,21 @@ async def test_a_fatal_device_error_fails_the_stream_and_is_reported(socket: str
         assert (await error_of(service.stub.Execute())).code() == grpc.StatusCode.UNAVAILABLE
 
 
+async def test_an_error_of_the_device_in_a_result_is_fatal(socket: str, model: Model):
+    """A fixed prompt would pass, and what follows would be wrong all the same."""
+    async with serving(socket, lambda: (assemble(model, LIMITS, NUM_BLOCKS, CPU), INFO)) as service:
+        call = await opened(service)
+        await call.write(first_step(prompt(9)))
+        assert (await call.read()).step_id == 1
+        session = service.worker._session
+        assert session is not None
+        # As the thread that waits for results does on CUDA.
+        service.worker._report_failure(session, DeviceError("kernels left 2 counters of split work behind"))
+        assert "2 counters" in ((await error_of(call)).details() or "")
+        with pytest.raises(DeviceError, match="2 counters of split work"):
+            await asyncio.wrap_future(service.worker.failed)
+
+
 async def test_metrics_are_there(service: Service):
     await generate(await opened(service), 4, prompt(9))
     text = metrics.exposition()
