@@ -43,7 +43,7 @@ def _plain(num_tokens: int, num_outputs: int, num_inputs: int, dtype: torch.dtyp
 
         return Built(
             {
-                OURS: Contestant([partial(ops.linear, x, weight, None) for weight in weights], error),
+                OURS: Contestant([partial(ops.linear, x, weight, None, None) for weight in weights], error),
                 "torch": Contestant([partial(F.linear, x, weight) for weight in weights], None),
             }
         )
