@@ -60,18 +60,26 @@ def page_offsets(BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
-def prefetch_pages(
-    cache_ptr, head_offset, value_offset, blocks, start, block_stride, BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr,
+def prefetch_keys(
+    cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Prefetches a KV head's keys start .. start + BLOCK_N, and their values, to the L2 cache."""
+    """Prefetches a KV head's keys start .. end, up to TILES tiles of them, and their values, to the L2 cache.
+
+    table_ptr: the request's block ids, all of which are loaded together. start < end, which are multiples of a page, or
+    of a tile in a larger page.
+    """
     BYTES: tl.constexpr = cache_ptr.dtype.element_ty.primitive_bitwidth // 8
-    PAGE: tl.constexpr = min(BLOCK_SIZE, BLOCK_N) * HEAD_DIM
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+    PAGE: tl.constexpr = PAGE_TOKENS * HEAD_DIM
     LINES: tl.constexpr = (PAGE * BYTES + 127) // 128
     lines = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1) * (128 // BYTES)
+    first = start + tl.arange(0, TILES * (BLOCK_N // PAGE_TOKENS)) * PAGE_TOKENS
+    first = tl.minimum(first, end - PAGE_TOKENS)
+    blocks = tl.load(table_ptr + first // BLOCK_SIZE, cache_modifier=".cg")
     pages = blocks.to(tl.int64) * (block_stride // BYTES)
     if BLOCK_SIZE > BLOCK_N:
-        pages += start % BLOCK_SIZE * HEAD_DIM
+        pages += first % BLOCK_SIZE * HEAD_DIM
     pointers = cache_ptr + pages[:, None] + (head_offset + lines)[None, :]
     prefetch(pointers)
     if LATENT_DIM == 0:
