@@ -45,6 +45,8 @@ PREFILL_TARGETS = (Target("tflops", 400.0, 500.0), Target("ratio", 0.60, 0.75, "
 DESCRIPTOR_TARGETS = (Target("ratio", 1.0, 1.3, "plain"),)
 SHORT_PREFILL_TARGETS = (Target("ratio", 0.95, 1.0, "fa3"),)
 FIXED_SPLIT = 256
+# As an executor chooses by itself on sm_90.
+PREFILL_BLOCK_SIZE = 64
 
 LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS = (32, 8, 128), (28, 4, 128), (14, 2, 64)
 
@@ -81,11 +83,16 @@ def decode_cases(device: torch.device, small: bool, build: FlashInferBuild | Non
 
 def prefill_cases(device: torch.device, small: bool, build: FlashInferBuild | None) -> Iterator[Case]:
     def prefill(
-        query_lens: list[int], seq_lens: list[int], label: str, targets: tuple[Target, ...], *peers: str
+        query_lens: list[int],
+        seq_lens: list[int],
+        label: str,
+        targets: tuple[Target, ...],
+        *peers: str,
+        block_size: int = 16 if small else PREFILL_BLOCK_SIZE,
     ) -> Case:
         dtype = torch.float32 if small else torch.bfloat16
         heads = (4, 2, 64) if small else LLAMA_HEADS
-        shape = AttentionShape(*heads, 16, query_lens, seq_lens, dtype, dtype)
+        shape = AttentionShape(*heads, block_size, query_lens, seq_lens, dtype, dtype)
         return _case("prefill", label, shape, targets, device, list(peers), build)
 
     if small:
@@ -94,8 +101,9 @@ def prefill_cases(device: torch.device, small: bool, build: FlashInferBuild | No
         return
     yield prefill([1024], [1024], "1024", SHORT_PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
     yield prefill([4096], [4096], "4096", PREFILL_TARGETS, "sdpa", "flex", "fa3", "flashinfer")
+    yield prefill([4096], [4096], "4096", (), "fa3", block_size=16)
     yield prefill([16384], [16384], "16384", PREFILL_TARGETS, "sdpa", "fa3", "flashinfer")
-    yield _descriptors(AttentionShape(*LLAMA_HEADS, 64, [4096], [4096]), device)
+    yield _descriptors(AttentionShape(*LLAMA_HEADS, PREFILL_BLOCK_SIZE, [4096], [4096]), device)
     yield prefill([512], [8704], "512 behind 8192", PREFILL_TARGETS, "fa3", "flashinfer")
     mixed = [2048, 1024, 1536, 512, 1800, 700, 300, 272]
     yield prefill(mixed, mixed, "8 x 272-2048", (), "fa3", "flashinfer")
