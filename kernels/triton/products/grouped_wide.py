@@ -15,7 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
-from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, ZEROS, group_of_tile, load_groups, plane_numbers
+from pagewire.kernels.triton.products.grouped_tile import (
+    MINIMUMS,
+    ZEROS,
+    group_of_tile,
+    join_planes,
+    load_groups,
+    plane_numbers,
+)
 
 _TILE_N = tl.constexpr(TILE_N)
 
@@ -187,15 +194,12 @@ def multiply_wide_tiles(
                 zeros = load_groups(minimums_ptr + group * group_stride + source, group_stride, GROUPS)
         first = _plane_weights(codes, scales, zeros, 0, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
         second = _plane_weights(codes, scales, zeros, 1, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
-        weights = tl.join(first, second)  # [BLOCK_N, WIDTH, 2]
+        third = first
+        fourth = second
         if PLANES == 4:
             third = _plane_weights(codes, scales, zeros, 2, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
             fourth = _plane_weights(codes, scales, zeros, 3, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
-            weights = tl.join(weights, tl.join(third, fourth)).permute(0, 3, 2, 1)  # [BLOCK_N, 2, 2, WIDTH]
-        else:
-            weights = weights.permute(0, 2, 1)
-        # All of it stays in the registers where the product wants it.
-        acc = tl.dot(weights.reshape(BLOCK_N, TILE_K), x, acc)
+        acc = tl.dot(join_planes(first, second, third, fourth, PLANES), x, acc)
         codes_ptrs += _TILE_N * WIDTH
         x_ptrs += TILE_K
     return acc
