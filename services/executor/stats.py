@@ -45,7 +45,11 @@ GRAMMAR_MASK_SECONDS = Histogram(
     "Time to find the tokens that may follow, of all requests of a step that have a grammar or a thinking budget",
     buckets=LATENCY_BUCKETS,
 )
-CONSTRAINED_REQUESTS = Gauge(
+CONSTRAINEDLIBRARY_SUMS = Counter(
+    "pagewire:executor_library_sums",
+    "Groups of ranks that share no memory of their GPUs, so that small sums, too, go through NCCL",
+)
+_REQUESTS = Gauge(
     "pagewire:executor_constrained_requests", "Requests with a grammar or a thinking budget that hold a row"
 )
 FAILED_REQUESTS = Counter(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(900)
 
 # Modules with a sweep of random cases beside those that always run.
 SWEPT = ["attention", "elementwise", "grouped", "sampling", "scaled_product", "split_plan", "step_inputs"]
-OTHERS = ["adapters", "encoder", "experts", "latent", "quantize_input", "skinny", "state_space"]
+OTHERS = ["adapters", "collectives", "encoder", "experts", "latent", "quantize_input", "skinny", "state_space"]
 
 
 @pytest.fixture(scope="module")
