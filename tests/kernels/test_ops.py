@@ -43,7 +43,6 @@ from tests.kernels.sampling_batches import (
 )
 from tests.kernels.state_batches import StateBatch
 
-
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
 # The memory of a single rank
 PEER = torch.zeros(PEER_BYTES, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Sums of small tensors through memory of the ranks' GPUs that all of them can read (`pagewire.kernels.peer_memory`)."""
+"""Sums of small tensors through memory of GPUs that all ranks of a group can read (`pagewire.kernels.peer_memory`)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,9 @@ class PeerSums:
         ops.peer_all_reduce(x, self._peers, self._epochs, self._rank)
 
 
-def share_memory(group: dist.ProcessGroup, on_one_machine: bool) -> PeerSums | None:
-    """Shares memory among the GPUs of a group's ranks; None where that is impossible, which is logged and counted.
-
-    All ranks return the same. On the device thread, with the rank's device as the current one.
-    """
-    device = torch.device("cuda", torch.cuda.current_device())
+def share_memory(group: dist.ProcessGroup, device: torch.device, on_one_machine: bool) -> PeerSums | None:
+    """Shares memory among the GPUs of a group's ranks, of which `device` is this one's; None on all ranks where that is
+    impossible, which is logged and counted. On the device thread."""
     devices = _devices_of(group, device) if on_one_machine else []
     reason = _refused(group.size(), devices)
     # Ranks agree twice: to share is a collective, which all have to begin, and which may fail on some.
@@ -68,10 +65,10 @@ def _refused(size: int, devices: list[int]) -> str | None:
 
 def _devices_of(group: dist.ProcessGroup, device: torch.device) -> list[int]:
     """Returns the indices of all ranks' devices, this rank's first."""
-    index = torch.tensor([device.index], device=device)
+    index = torch.tensor([device.index or 0], device=device)
     found = [torch.empty_like(index) for _ in range(group.size())]
     dist.all_gather(found, index, group=group)
-    return [device.index, *(int(one) for rank, one in enumerate(found) if rank != group.rank())]
+    return [int(found[(group.rank() + place) % group.size()]) for place in range(group.size())]
 
 
 def _all(group: dist.ProcessGroup, device: torch.device, is_so: bool) -> bool:
@@ -85,7 +82,7 @@ def _shared(group: dist.ProcessGroup, device: torch.device) -> PeerSums:
 
     memory = symmetric.empty(PEER_BYTES, dtype=torch.uint8, device=device)
     memory.zero_()
-    torch.cuda.synchronize(device)  # before another rank writes a flag
+    torch.cuda.synchronize(device)  # before any rank writes a flag
     handle = symmetric.rendezvous(memory, group.group_name)
     # Memory may come from a pool: it lies as far behind the beginning of an allocation on all ranks.
     offset = memory.data_ptr() - handle.buffer_ptrs[handle.rank]

@@ -136,12 +136,15 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
     # Every rank makes all process groups, in the same order.
     of_stages, loading_of_stages = [dist.new_group(stage) for stage in stages], [*map(dist.new_group, stages)]
     num_local = config.num_ranks if config.distributed_executor_backend != "external" else 1
-    of_stage, shares = of_stages[rank // tensor], is_cuda and tensor > 1 and not config.disable_custom_all_reduce
+    of_stage, peer_sums = of_stages[rank // tensor], None
+    if is_cuda and tensor > 1 and not config.disable_custom_all_reduce:
+        device = torch.device("cuda", torch.cuda.current_device())
+        peer_sums = share_memory(of_stage, device, num_local == config.num_ranks)
     return Group(
         rank,
         config.num_ranks,
         world=world,
-        tensor=TorchCommunicator(of_stage, share_memory(of_stage, num_local >= tensor) if shares else None),
+        tensor=TorchCommunicator(of_stage, peer_sums),
         loading=TorchCommunicator(dist.new_group()),  # used by a separate thread
         loading_tensor=TorchCommunicator(loading_of_stages[rank // tensor]),
         num_local=num_local,
