@@ -35,12 +35,12 @@ def fence_of_system(_semantic: Any = None) -> None:
 fence_of_system.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 
-@triton.jit(do_not_specialize=["num_elements", "rank"])
+@triton.jit(do_not_specialize=["rank"])
 def peer_all_reduce_kernel(
-    x_ptr,  # [num_elements]
+    x_ptr,  # [x_stride]
     peers_ptr,  # int64 [SIZE]
     epochs_ptr,  # int32 [PARTS]
-    num_elements,
+    x_stride,
     rank,
     SIZE: tl.constexpr,
     ELEMENTS: tl.constexpr,  # of a part
@@ -52,7 +52,7 @@ def peer_all_reduce_kernel(
     epoch = tl.load(epochs_ptr + part) + 1
     start = (epoch & 1) * _HALF_BYTES + part * _PART_BYTES
     offsets = tl.arange(0, ELEMENTS)
-    mask = part * ELEMENTS + offsets < num_elements
+    mask = part * ELEMENTS + offsets < x_stride
     x_ptrs = x_ptr + part * ELEMENTS + offsets
     own = tl.load(peers_ptr + rank)
     tl.store(_pointer(own + start, x_ptr.dtype) + offsets, tl.load(x_ptrs, mask=mask), mask=mask)
@@ -75,7 +75,7 @@ def peer_all_reduce_kernel(
     total = tl.zeros([ELEMENTS], dtype=tl.float32)
     for peer in tl.static_range(SIZE):
         theirs = _pointer(tl.load(peers_ptr + peer) + start, x_ptr.dtype)
-        total += tl.load(theirs + offsets, mask=mask, other=0.0, cache_modifier=".cv").to(tl.float32)
+        total += tl.load(theirs + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     tl.store(x_ptrs, total.to(x_ptr.dtype.element_ty), mask=mask)
     tl.store(epochs_ptr + part, epoch)
 
@@ -83,7 +83,7 @@ def peer_all_reduce_kernel(
 @triton.jit
 def _pointer(address, dtype: tl.constexpr):
     """Returns a pointer to a part, which begins at a multiple of 16 bytes."""
-    return tl.multiple_of(address, 16).to(dtype)
+    return tl.multiple_of(address.to(dtype), 16)
 
 
 def peer_all_reduce(x: Tensor, peers: Tensor, epochs: Tensor, rank: int) -> None:
@@ -102,6 +102,6 @@ def peer_all_reduce(x: Tensor, peers: Tensor, epochs: Tensor, rank: int) -> None
 
 def specialization(dtype: str, size: int) -> Specialization:
     """Returns what `peer_all_reduce` launches with so many ranks. dtype: as Triton names it."""
-    types = {"x_ptr": f"*{dtype}", "peers_ptr": "*i64", "epochs_ptr": "*i32", "num_elements": "i32", "rank": "i32"}
+    types = {"x_ptr": f"*{dtype}", "peers_ptr": "*i64", "epochs_ptr": "*i32", "x_stride": "i32", "rank": "i32"}
     constants = {"SIZE": size, "ELEMENTS": PART_BYTES // (4 if dtype == "fp32" else 2)}
     return Specialization(peer_all_reduce_kernel, types, constants, _NUM_WARPS, 2)

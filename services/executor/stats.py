@@ -45,11 +45,7 @@ GRAMMAR_MASK_SECONDS = Histogram(
     "Time to find the tokens that may follow, of all requests of a step that have a grammar or a thinking budget",
     buckets=LATENCY_BUCKETS,
 )
-CONSTRAINEDLIBRARY_SUMS = Counter(
-    "pagewire:executor_library_sums",
-    "Groups of ranks that share no memory of their GPUs, so that small sums, too, go through NCCL",
-)
-_REQUESTS = Gauge(
+CONSTRAINED_REQUESTS = Gauge(
     "pagewire:executor_constrained_requests", "Requests with a grammar or a thinking budget that hold a row"
 )
 FAILED_REQUESTS = Counter(
@@ -82,6 +78,10 @@ _ACCEPTED_PER_POSITION = Counter(
 RANKS = Gauge("pagewire:executor_ranks", "Processes that serve the model together, this one included")
 RANK_WAIT_SECONDS = Gauge(
     "pagewire:executor_rank_wait_seconds", "How long this process has waited for the others in their steps, in all"
+)
+LIBRARY_SUMS = Counter(
+    "pagewire:executor_library_sums",
+    "Groups of ranks that share no memory of their GPUs, so that small sums, too, go through NCCL",
 )
 _REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
 WEIGHTS_VERSION = Gauge("pagewire:executor_weights_version", "1, of the weights in force", ["version"])

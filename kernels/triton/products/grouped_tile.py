@@ -208,7 +208,7 @@ def _multiply_joined_tiles(
     x_ptrs = x_rows + first_tile * TILE_K + column[:, None]
     scale_ptrs = scales_ptr + (2 * source if PAIRS else source)
     scale_stride = 2 * group_stride if PAIRS else group_stride
-    zero = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
+    zero_point = tl.full([1, 1], ZERO_POINT, dtype=tl.float32)
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     sums = acc
     ones = tl.full([BLOCK_N, TILE_K], 1.0, dtype=tl.float32).to(dtype)
@@ -225,8 +225,7 @@ def _multiply_joined_tiles(
             zero = (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)[:, None]
         else:
             scale = tl.load(scale_ptrs + group * scale_stride)
-            if PAIRS:
-                zero = tl.load(scale_ptrs + group * scale_stride + 1)[:, None]
+            zero = tl.load(scale_ptrs + group * scale_stride + 1)[:, None] if PAIRS else zero_point
         first = plane_numbers(codes, zero, 0, BITS, dtype, INLINE_ASM)
         second = plane_numbers(codes, zero, 1, BITS, dtype, INLINE_ASM)
         third = first

@@ -40,7 +40,8 @@ def main() -> None:
     for line in sys.stdin:
         name, counts, width, dtype = json.loads(line)
         if name == "peers":
-            print(json.dumps(all([is_summed(summing, count, getattr(torch, dtype)) for count in counts])), flush=True)
+            answers = [is_summed(summing, count, getattr(torch, dtype)) for count in counts]
+            print(json.dumps(all(answers)), flush=True)
             continue
         routes = Routes.of(counts, size)
         parts = [routes.given_by(of, width, getattr(torch, dtype)) for of in range(size)]

@@ -90,7 +90,7 @@ def test_memory_is_shared_where_all_gpus_reach_each_other(monkeypatch: pytest.Mo
     assert most_summed(2) > most_summed(8) > most_summed(9) == 0
 
 
-@pytest.mark.parametrize(("on_one_machine", "reason"), [(False, "not on one machine"), (True, "CPU")])
+@pytest.mark.parametrize(("on_one_machine", "reason"), [(False, "not on one machine"), (True, "device type cpu")])
 def test_without_shared_memory_sums_go_through_the_library(
     on_one_machine: bool, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
