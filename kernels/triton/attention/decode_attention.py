@@ -31,7 +31,7 @@ from pagewire.kernels.triton.attention.attention_tile import (
     with_sinks,
     zero_parts,
 )
-from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_keys
+from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_split
 from pagewire.kernels.triton.attention.split_cut import cut_for, query_tile
 from pagewire.kernels.triton.attention.split_kv import STATISTICS, finish_rows
 from pagewire.kernels.triton.attention.split_plan import plan_for
@@ -93,17 +93,10 @@ def decode_attention_kernel(
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     bound = (end - 1).to(tl.uint32) // BLOCK_N * BLOCK_N if WHOLE_TILES else end
     blocks = _load_blocks(block_table_ptr, entry, start, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES)
-    # Short splits are of small batches, all of whose programs begin early: all that they read fits into the L2 cache.
-    if masked - start > PREFETCHED * BLOCK_N:
-        prefetch_keys(
-            kv_cache_ptr, head_offset, value_offset, block_table_ptr + entry, start, masked, block_stride, BLOCK_SIZE,
-            HEAD_DIM, BLOCK_N, LATENT_DIM, 1,
-        )  # fmt: skip
-    elif start < masked:
-        prefetch_keys(
-            kv_cache_ptr, head_offset, value_offset, block_table_ptr + entry, start, masked, block_stride, BLOCK_SIZE,
-            HEAD_DIM, BLOCK_N, LATENT_DIM, PREFETCHED,
-        )  # fmt: skip
+    prefetch_split(
+        kv_cache_ptr, head_offset, value_offset, block_table_ptr + entry, start, masked, block_stride, BLOCK_SIZE,
+        HEAD_DIM, BLOCK_N, LATENT_DIM, PREFETCHED,
+    )  # fmt: skip
     wait_for_inputs()
     launch_dependents()
     if num_tokens == 0:

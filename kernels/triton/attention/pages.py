@@ -60,15 +60,33 @@ def page_offsets(BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
-def prefetch_keys(
+def prefetch_split(
     cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Prefetches a KV head's keys start .. end, up to TILES tiles of them, and their values, to the L2 cache.
+    """Prefetches a KV head's keys start .. end and their values to the L2 cache: all of up to TILES tiles, else one.
 
-    table_ptr: the request's block ids, all of which are loaded together. start < end, which are multiples of a page, or
-    of a tile in a larger page.
+    Short splits are of small batches, all of whose programs begin early: what they read fits into that cache.
     """
+    if end - start > TILES * BLOCK_N:
+        _prefetch_keys(
+            cache_ptr, head_offset, value_offset, table_ptr, start, start + BLOCK_N, block_stride, BLOCK_SIZE, HEAD_DIM,
+            BLOCK_N, LATENT_DIM, 1,
+        )  # fmt: skip
+    elif start < end:
+        _prefetch_keys(
+            cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
+            LATENT_DIM, TILES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _prefetch_keys(
+    cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Prefetches up to TILES tiles, at least one. table_ptr: block ids, which are loaded together. start and end are
+    multiples of a page, or of a tile in a larger page."""
     BYTES: tl.constexpr = cache_ptr.dtype.element_ty.primitive_bitwidth // 8
     PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
     PAGE: tl.constexpr = PAGE_TOKENS * HEAD_DIM

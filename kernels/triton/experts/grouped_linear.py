@@ -21,8 +21,9 @@ from pagewire.kernels.triton.experts.linear import experts_linear
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import has_words, weight_constants
+from pagewire.kernels.triton.products.grouped_joined import multiply_tiles
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
-from pagewire.kernels.triton.products.grouped_tile import multiply_tiles, prefetch_tiles
+from pagewire.kernels.triton.products.grouped_tile import prefetch_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 

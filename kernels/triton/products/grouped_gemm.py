@@ -23,8 +23,9 @@ from pagewire.kernels.triton.common.arrivals import arrival_counters
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
+from pagewire.kernels.triton.products.grouped_joined import multiply_tiles
 from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
-from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles, prefetch_tiles
+from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, prefetch_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 from pagewire.kernels.tuning import num_multiprocessors
 

@@ -1,8 +1,8 @@
 """The product of a tile with grouped weights for many rows: weights are scaled in registers, and so rounded.
 
-`grouped_tile.multiply_tiles` keeps codes exact and scales sums, a product for each plane: to read sums, a warp group
-waits until its product is done, and tensor cores have nothing to do while it makes the next plane's numbers. Here all
-planes of a tile are one product, added to sums that are not read before the last tile. So products stay in flight
+`grouped_joined.multiply_tiles` keeps codes exact and scales sums, at least once a tile: to read sums, a warp group
+waits until its product is done, and tensor cores have nothing to do while it makes the next tile's numbers. Here a
+tile's product is added to sums that are not read before the last tile. So products stay in flight
 while the next tile's weights are made, which is all that many rows need: the arithmetic of making them is less than
 that of multiplying them.
 
@@ -161,7 +161,7 @@ def multiply_wide_tiles(
     INLINE_ASM: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Computes `grouped_tile.multiply_tiles`, but that weights are rounded to dtype; blocks end as they may."""
+    """Computes `grouped_joined.multiply_tiles`, but that weights are rounded to dtype; blocks end as they may."""
     PLANES: tl.constexpr = 16 // BITS
     TILE_K: tl.constexpr = WIDTH * PLANES
     GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1  # of a tile

@@ -40,14 +40,18 @@ def share_memory(group: dist.ProcessGroup, device: torch.device, on_one_machine:
     devices = _devices_of(group, device) if on_one_machine else []
     reason = _refused(group.size(), devices)
     # Ranks agree twice: to share is a collective, which all have to begin, and which may fail on some.
-    if not _all(group, device, reason is None):
-        return _without(reason or "a rank cannot")
-    try:
-        shared = _shared(group, device)
-    except (ImportError, RuntimeError) as error:
-        shared, reason = None, str(error).partition("\n")[0]
-    if not _all(group, device, shared is not None) or shared is None:
-        return _without(reason or "a rank cannot")
+    shared = None
+    if _all(group, device, reason is None):
+        try:
+            shared = _shared(group, device)
+        except (ImportError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+        if not _all(group, device, shared is not None):
+            shared = None
+    if shared is None:
+        stats.LIBRARY_SUMS.inc()
+        logger.warning("small sums of GPUs go through NCCL, which is slower: %s", reason or "another rank cannot share")
+        return None
     logger.info("small sums of %d GPUs are added in one launch, through memory that they share", group.size())
     return shared
 
@@ -88,8 +92,3 @@ def _shared(group: dist.ProcessGroup, device: torch.device) -> PeerSums:
     offset = memory.data_ptr() - handle.buffer_ptrs[handle.rank]
     peers = torch.tensor([address + offset for address in handle.buffer_ptrs], dtype=torch.int64, device=device)
     return PeerSums(peers, torch.zeros(PARTS, dtype=torch.int32, device=device), group.rank(), (memory, handle))
-
-
-def _without(reason: str) -> None:
-    stats.LIBRARY_SUMS.inc()
-    logger.warning("small sums of GPUs go through NCCL, which is slower: %s", reason)

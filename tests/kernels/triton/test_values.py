@@ -19,7 +19,7 @@ OTHERS = ["adapters", "collectives", "encoder", "experts", "latent", "quantize_i
 @pytest.fixture(scope="module")
 def reports() -> dict[str, list[str]]:
     """The lines that each module printed, by its name."""
-    output = output_of("triton.modules", *SWEPT, *OTHERS, TRITON_INTERPRET="1")
+    output = output_of("triton.interpreted", *SWEPT, *OTHERS, TRITON_INTERPRET="1")
     found: dict[str, list[str]] = {}
     for line in output.splitlines():
         if line.startswith("module "):

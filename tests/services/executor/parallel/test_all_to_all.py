@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_without_shared_memory_sums_go_through_the_library(
     on_one_machine: bool, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Logs the reason, once, and counts."""
-    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    group = cast(dist.ProcessGroup, dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10)))
     before = stats.LIBRARY_SUMS._value.get()
     with caplog.at_level(logging.WARNING):
         assert peer_sums.share_memory(group, torch.device("cpu"), on_one_machine) is None
