@@ -78,8 +78,8 @@ def grouped_experts_kernel(
     if WIDE:
         rows = expert_row + tile_runs(tile, output_stride, BLOCK_N, GATED)
         acc = multiply_wide_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, rows, num_inputs, group_stride, tiles_k, 0, tiles_k,
-            BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
+            x_rows, in_rows, None, 0, codes_ptr, scales_ptr, minimums_ptr, rows, num_inputs, group_stride, tiles_k, 0,
+            tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
         )  # fmt: skip
     else:
         acc = multiply_tiles(

@@ -12,8 +12,12 @@ more bits than that is used as the sum of two numbers.
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 import triton
 import triton.language as tl
+from pagewire.kernels import tuning
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
 from pagewire.kernels.triton.products.grouped_tile import (
     MINIMUMS,
@@ -23,8 +27,25 @@ from pagewire.kernels.triton.products.grouped_tile import (
     load_groups,
     plane_numbers,
 )
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _TILE_N = tl.constexpr(TILE_N)
+
+
+def describe_rows(x: Tensor, block_m: int, inputs: int) -> TensorDescriptor | None:
+    """Returns a descriptor of x [num_tokens, K] in boxes of block_m rows and so many inputs, which the tensor memory
+    accelerator (TMA) of sm_90 copies: one thread asks for a box, where each would compute addresses for its part. None
+    where it cannot."""
+    if tuning.capability_of(x.device) != 90 or x.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16 or x.stride(1) != 1:
+        return None
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [block_m, inputs])
+
+
+def rows_type(dtype: str, block_m: int, inputs: int) -> str:
+    """Returns Triton's name of the type of `describe_rows`; dtype: as "bf16"."""
+    return f"tensordesc<{dtype}[{block_m},{inputs}]>"
 
 
 @triton.constexpr_function
@@ -140,6 +161,8 @@ def _load_pairs(pointer, pairs, stride, COUNT: tl.constexpr):
 def multiply_wide_tiles(
     x_rows,
     in_rows,
+    x_tiles,  # x as `describe_rows` describes it, or None: it is read by addresses
+    first_row,  # of x_tiles
     codes_ptr,
     scales_ptr,
     minimums_ptr,
@@ -180,10 +203,13 @@ def multiply_wide_tiles(
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for tile in tl.range(first_tile, last_tile):
         codes = tl.load(codes_ptrs)
-        in_x = in_rows
-        if not EVEN_K:
-            in_x = in_rows & (tile * TILE_K + column < num_inputs)[:, None]
-        x = tl.load(x_ptrs, mask=in_x, other=0.0)
+        if x_tiles is None:
+            in_x = in_rows
+            if not EVEN_K:
+                in_x = in_rows & (tile * TILE_K + column < num_inputs)[:, None]
+            x = tl.load(x_ptrs, mask=in_x, other=0.0)
+        else:
+            x = tl.trans(x_tiles.load([first_row, tile * TILE_K]))  # zeros beyond the last row and input
         group = group_of_tile(tile, TILE_K, GROUP)
         if FORM == ZEROS:
             scales, zeros = _load_pairs(scales_ptr, group * group_stride + source, group_stride, GROUPS)

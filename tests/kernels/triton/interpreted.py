@@ -1,7 +1,7 @@
 """The cases of modules that test Triton kernels, and how they run.
 
-Without TRITON_INTERPRET, `--device cuda` runs the same cases on a GPU. Those of several modules run in one process, which
-has to import torch and Triton once only, and prints "module <name>" before the lines of each module:
+Without TRITON_INTERPRET, `--device cuda` runs the same cases on a GPU. Those of several modules run in one process,
+which has to import torch and Triton once only, and prints "module <name>" before the lines of each module:
 
     TRITON_INTERPRET=1 python -m tests.kernels.triton.interpreted attention elementwise ...
 """
