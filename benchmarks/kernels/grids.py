@@ -32,7 +32,7 @@ COMPILED: dict[str, Grid] = {
     "fp8_product": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,), "block_library_rows": (ALWAYS_OURS,)},
     "fp8_weight_only": {**_PRODUCT_TILES, "library_rows": (ALWAYS_OURS,)},
     "int8_product": _PRODUCT_TILES,
-    "experts": {**_PRODUCT_TILES, "num_warps": (2, 4, 8)},
+    "experts": {**_PRODUCT_TILES, "block_m": (8, 16, 32, 64, 128), "block_n": (32, 64, 128), "num_warps": (2, 4, 8)},
     "grouped_gemm": {
         "block_m": (8, 16, 32, 64, 128, 256),
         "block_n": (64, 128, 256),
@@ -122,8 +122,7 @@ def can_win(kernel: str, shape: Mapping[str, int], config: Config) -> bool:
         return config["block_n"] >= 16 * config["num_warps"] and staged <= _SHARED_BYTES
     if kernel == "grouped_skinny":
         return 32 <= config["block_n"] // config["num_warps"] <= 64
-    # Products of converted weights are a warp's, with few rows each; others take four warps together.
-    if kernel == "experts" and config["num_warps"] == (2 if shape["x_bytes"] == shape["weight_bytes"] else 8):
+    if kernel == "experts" and not _experts_can_win(shape, config):
         return False
     sums = config["block_m"] * config["block_n"] / threads
     if kernel == "grouped_gemm" and not _grouped_can_win(shape, config, sums):
@@ -142,3 +141,11 @@ def _grouped_can_win(shape: Mapping[str, int], config: Config, sums: float) -> b
     staged = (2 * inputs * config["block_m"] + inputs * shape["bits"] // 8 * config["block_n"]) * config["num_stages"]
     warps_fit = config["block_n"] >= 16 * config["num_warps"] >= 64  # whole groups of four, each with 64 outputs
     return config["block_m"] >= _LEAST_WIDE_ROWS and warps_fit and sums >= 32 and staged <= _SHARED_BYTES
+
+
+def _experts_can_win(shape: Mapping[str, int], config: Config) -> bool:
+    """As `can_win`, of what only these products have."""
+    if config["block_n"] == 32:  # for the sake of more programs
+        return config["block_m"] == 8 and config["num_warps"] == 2 and shape["x_bytes"] == 2
+    # Products of converted weights are a warp's, with few rows each; others take four warps together.
+    return config["num_warps"] != (2 if shape["x_bytes"] == shape["weight_bytes"] else 8)

@@ -3,8 +3,10 @@
     python -m benchmarks.kernels.slots
 
 prints, for every shape that decode has a target for, how many programs there are, in how many waves they start, what
-share of the slots works, and how many bytes are on their way at once. Slots are what registers and shared memory of the
-compiled kernel leave room for. A program takes as long as it has tiles of keys; memory and latencies are not simulated.
+share of the slots works, how many bytes are on their way at once, what share of the keys is prefetched before the
+kernel waits for the one before it (where launches overlap), and how often the program that merges splits waits for
+them. Slots are what registers and shared memory of the compiled kernel leave room for. A program takes as long as it
+has tiles of keys; memory and latencies are not simulated.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from benchmarks.kernels.compiler import ARCHITECTURES, Specialization, compile_for
 from benchmarks.kernels.forms.specializations import attention_form
 from pagewire.kernels import tuning
+from pagewire.kernels.triton.attention.decode_attention import PREFETCHED
 from pagewire.kernels.triton.attention.split_cut import MOST_SPLITS, Cut, cut
 from pagewire.kernels.triton.attention.split_plan import PROGRAM_COST, SHORT_QUERY, SPLIT_COST
 
@@ -140,6 +143,8 @@ class Decode:
 
     schedule: Schedule
     bytes_in_flight: int
+    early: float  # share of keys
+    merge_waits: int
 
 
 @cache
@@ -164,12 +169,20 @@ def decode(heads: tuple[int, int, int], capability: int, multiprocessors: int, s
     schedule = simulate(items, num_kv_heads, programs * multiprocessors, config["block_n"])
     # The stages but the one that is computed with, keys and values of 16 bits.
     in_flight = (form.num_stages - 1) * config["block_n"] * head_dim * 4
-    return Decode(schedule, schedule.programs_at_work * in_flight)
+    lengths = [-(-(item.end - item.first_key) // config["block_n"]) for item in items]
+    first_ones = lengths[: schedule.programs_at_work // num_kv_heads or 1]
+    early = sum(length if length <= PREFETCHED.value else 1 for length in first_ones) / sum(lengths)
+    merged = -(-schedule.splits // form.constants["MERGED"])
+    waits = 0 if schedule.splits == 1 else -(-merged // max(1, form.constants["MERGE_STAGES"] - 1))
+    return Decode(schedule, schedule.programs_at_work * in_flight, early, waits)
 
 
 def lines() -> Iterator[str]:
-    yield "| device | heads | shape | programs | slots | waves | at work | MB in flight | splits | shortest |"
-    yield "| --- |" + " --- |" * 9
+    yield (
+        "| device | heads | shape | programs | slots | waves | at work | MB in flight | early | splits | merge waits | "
+        "shortest |"
+    )
+    yield "| --- |" + " --- |" * 11
     for name, capability, multiprocessors in DEVICES:
         for heads in HEADS:
             for shape, seq_lens in SHAPES.items():
@@ -177,7 +190,8 @@ def lines() -> Iterator[str]:
                 schedule = found.schedule
                 cells = [name, "{}/{}, {}".format(*heads), shape, schedule.programs, schedule.slots]
                 cells += [f"{schedule.waves:.2f}", f"{schedule.efficiency:.2f}", f"{found.bytes_in_flight / 1e6:.1f}"]
-                yield "| " + " | ".join(map(str, [*cells, schedule.splits, schedule.shortest])) + " |"
+                cells += [f"{found.early:.2f}", schedule.splits, found.merge_waits, schedule.shortest]
+                yield "| " + " | ".join(map(str, cells)) + " |"
 
 
 if __name__ == "__main__":

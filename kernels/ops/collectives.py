@@ -1,4 +1,5 @@
-"""Collectives of the ranks of a group on one machine, through memory that they share (`kernels.channel`).
+"""Collectives of the ranks of a group on one machine, through memory that they share (`kernels.channel`, or
+`kernels.peer_memory` of GPUs).
 
 An op returns without a result once the group has ended, which also happens if ranks call different ops: it may be one
 of hundreds in a recorded step. Call `channel_ended` before using the results of a step.
@@ -50,4 +51,15 @@ def broadcast(x: Tensor, root: int, channel: Tensor, rank: int, size: int) -> No
 
     x        of any dtype, contiguous, of the same size on all ranks
     channel  uint8 [channel_bytes(size)]
+    """
+
+
+@op(mutates=("x", "epochs"))
+def peer_all_reduce(x: Tensor, peers: Tensor, epochs: Tensor, rank: int) -> None:
+    """Sums x over the ranks, in place: in fp32, in the order of the ranks and rounded once, so all ranks get the
+    same bits. Waits for as long as a rank is missing.
+
+    x       fp32, bf16 or fp16, contiguous, of at most HALF_BYTES, of the same size on all ranks
+    peers   int64 [ranks]: addresses of their memories of PEER_BYTES (`pagewire.kernels.peer_memory`)
+    epochs  int32 [PARTS], zeros at first: this rank's
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.channel import LINE_BYTES, SLOT_BYTES, channel_ended, slots_start
+from pagewire.kernels.peer_memory import FLAGS_START, HALF_BYTES, MOST_RANKS, PART_BYTES, PEER_BYTES
 
 _EXCHANGE, _SUM, _GATHER, _COPY = range(4)
 _LOOK_EVERY_S = 2e-5
@@ -63,6 +65,33 @@ def all_to_all(x: Tensor, rows: Tensor, starts: Tensor, channel: Tensor, rank: i
             if (given := _given(by, turn, x.dtype, x[chosen].nbytes, memory)) is None:
                 return
             x[chosen[own]] = given.view(len(chosen), -1)[own]
+
+
+def peer_all_reduce(x: Tensor, peers: Tensor, epochs: Tensor, rank: int) -> None:
+    memories = [_memory_at(address) for address in peers.tolist()]
+    for index, part in enumerate(x.view(-1).split(PART_BYTES // x.element_size())):
+        epoch = int(epochs[index]) + 1
+        start = epoch % 2 * HALF_BYTES + index * PART_BYTES
+        given = [memory[start : start + part.nbytes].view(x.dtype) for memory in memories]
+        flags = [memory[FLAGS_START:].view(torch.int32).view(-1, MOST_RANKS)[index] for memory in memories]
+        given[rank].copy_(part)
+        for of_peer in flags:
+            of_peer[rank] = epoch
+        while bool((flags[rank][: len(peers)] < epoch).any()):
+            time.sleep(_LOOK_EVERY_S)
+        part.copy_(_sum_in_order(given))
+        epochs[index] = epoch
+
+
+def _sum_in_order(parts: list[Tensor]) -> Tensor:
+    total = torch.zeros(parts[0].shape, dtype=torch.float32)
+    for part in parts:
+        total += part
+    return total
+
+
+def _memory_at(address: int) -> Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * PEER_BYTES).from_address(address), dtype=torch.uint8)
 
 
 class _Channel:

@@ -96,9 +96,9 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         kind="size",
         valid=Range(minimum=2),
     )
-    block_size: int = flag(
-        16,
-        "tokens in a KV block; on CUDA 16 to 128",
+    block_size: int | None = flag(
+        None,
+        "tokens in a KV block; on CUDA 16 to 128 (default: 64 on Hopper, elsewhere 16)",
         group="memory",
         valid=Range(minimum=8, maximum=256, power_of_two=True),
     )

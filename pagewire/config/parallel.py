@@ -19,6 +19,11 @@ class ParallelConfig:
         valid=Range(minimum=1, maximum=1024),
         short="tp",
     )
+    disable_custom_all_reduce: bool = flag(
+        False,
+        "send small sums of several GPUs through NCCL, too, instead of memory that they share",
+        group="executor",
+    )
     enable_expert_parallel: bool = flag(
         False,
         "with --tensor-parallel-size, give each device some whole experts instead of a part of every expert",

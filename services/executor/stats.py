@@ -79,6 +79,10 @@ RANKS = Gauge("pagewire:executor_ranks", "Processes that serve the model togethe
 RANK_WAIT_SECONDS = Gauge(
     "pagewire:executor_rank_wait_seconds", "How long this process has waited for the others in their steps, in all"
 )
+LIBRARY_SUMS = Counter(
+    "pagewire:executor_library_sums",
+    "Groups of ranks that share no memory of their GPUs, so that small sums, too, go through NCCL",
+)
 _REQUESTS = Gauge("pagewire:executor_rows_used", "Requests that hold a row")
 WEIGHTS_VERSION = Gauge("pagewire:executor_weights_version", "1, of the weights in force", ["version"])
 WEIGHTS_LOAD_SECONDS = Histogram(

@@ -19,6 +19,7 @@ from pagewire.kernels import ops, reference
 from pagewire.kernels.channel import channel_bytes
 from pagewire.kernels.cpu.layouts import packed_layout
 from pagewire.kernels.ops import definition
+from pagewire.kernels.peer_memory import PARTS, PEER_BYTES
 from pagewire.kernels.quantized import GroupedWeight
 from pagewire.kernels.quantized.packed import pack_grouped
 from tests.kernels.batches import (
@@ -42,8 +43,11 @@ from tests.kernels.sampling_batches import (
 )
 from tests.kernels.state_batches import StateBatch
 
-
 # One unit in the last place, where C++ and torch round a different last bit of the fp32 value.
+# The memory of a single rank
+PEER = torch.zeros(PEER_BYTES, dtype=torch.uint8)
+
+
 def channel() -> torch.Tensor:
     """Returns a channel of a single rank."""
     return torch.zeros(channel_bytes(1), dtype=torch.uint8)
@@ -98,6 +102,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "all_gather": (x, channel(), 0, 1),
         "all_to_all": (x, torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), channel(), 0, 1),
         "broadcast": (x, 0, channel(), 0, 1),
+        "peer_all_reduce": (x, torch.tensor([PEER.data_ptr()]), torch.zeros(PARTS, dtype=torch.int32), 0),
         "add_rms_norm": (x, x + 1, weight, 1e-5, None),
         "norm_add_rms_norm": (x, x + 1, weight + 1, weight, 1e-5, None),
         "rms_norm_": (x, weight, 1e-5),

@@ -45,6 +45,8 @@ DESCRIPTOR_TARGETS = (Target("ratio", 1.0, 1.3, "plain"),)
 SHORT_PREFILL_TARGETS = (Target("ratio", 0.95, 1.0, "fa3"),)
 FIXED_SPLIT = 256
 MODEL_LAYERS = 32  # of Llama-3.1-8B: pages of one layer are 2 MiB apart
+# As an executor chooses by itself on sm_90.
+PREFILL_BLOCK_SIZE = 64
 
 LLAMA_HEADS, QWEN_HEADS, SMALL_HEADS = (32, 8, 128), (28, 4, 128), (14, 2, 64)
 
@@ -90,7 +92,12 @@ def prefill_cases(device: torch.device, small: bool) -> Iterator[Case]:
     heads = (4, 2, 64) if small else LLAMA_HEADS
 
     def prefill(
-        query_lens: list[int], seq_lens: list[int], label: str, targets: tuple[Target, ...], *peers: str, page: int = 16
+        query_lens: list[int],
+        seq_lens: list[int],
+        label: str,
+        targets: tuple[Target, ...],
+        *peers: str,
+        page: int = 16 if small else PREFILL_BLOCK_SIZE,
     ) -> Case:
         shape = AttentionShape(*heads, page, query_lens, seq_lens, dtype, dtype)
         return _case("prefill", label, shape, targets, device, list(peers))

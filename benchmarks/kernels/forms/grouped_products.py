@@ -62,7 +62,7 @@ def few_tokens(
 
 def product(config: Mapping[str, int], *, zeros: bool) -> Specialization:
     """Returns the product of an AWQ weight (zeros) or a GPTQ one, as configured."""
-    return _gemm("bf16", "fp16", 4, 128, config, **(_ZEROS if zeros else _SYMMETRIC))
+    return _gemm("bf16", "fp16", 4, 128, config, described=True, **(_ZEROS if zeros else _SYMMETRIC))
 
 
 def largest_products(capability: int) -> Iterator[Specialization]:
@@ -75,7 +75,7 @@ def largest_products(capability: int) -> Iterator[Specialization]:
                 (config for config in configs if config["wide"] == wide),
                 key=lambda config: config["block_m"] * config["block_n"] / config["num_warps"],
             )
-            yield _gemm("bf16", scale_type, bits, group, largest, **form)
+            yield _gemm("bf16", scale_type, bits, group, largest, described=capability == 90, **form)
 
 
 def wide_products(capability: int) -> Iterator[Specialization]:
@@ -87,7 +87,7 @@ def wide_products(capability: int) -> Iterator[Specialization]:
         if entry.config["wide"] and (entry.shape["bits"], entry.shape["group"]) == (4, 128)
     }
     for config, form, gated in itertools.product(configs.values(), (_ZEROS, _SYMMETRIC), (False, True)):
-        yield _gemm("bf16", "fp16", 4, 128, config, gated=gated, **form)
+        yield _gemm("bf16", "fp16", 4, 128, config, gated=gated, described=capability == 90, **form)
 
 
 def _config(kernel: str, capability: int, bits: int, group: int, tokens: int) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from pagewire.kernels.triton.products import grouped_skinny, skinny
 EVEN_INPUTS, RAGGED_INPUTS = 4096, 4304
 # With the norm of the stream or without, gated or not; split where tiles are too few to fill a GPU.
 _ENDS: tuple[dict[str, Any], ...] = ({}, {"norm": True}, {"norm": True, "gated": True})
+_ENDS_APART: tuple[dict[str, Any], ...] = ({}, {"gated": True})
 # (bits as packed, group size, type of scales, form): GPTQ and AWQ, Q4_1, Q8_0
 _WEIGHTS: tuple[tuple[int, int, str, dict[str, Any]], ...] = (
     (4, 128, "fp16", {"zero_point": 8}),
@@ -25,8 +26,11 @@ _WEIGHTS: tuple[tuple[int, int, str, dict[str, Any]], ...] = (
 
 def skinny_forms(capability: int) -> Iterator[Specialization]:
     table = tuning.load_table("skinny_product", tuning.table_architecture("skinny_product", capability))
-    for entry, ends, split in itertools.product(table, _ENDS, (False, True)):
-        yield Specialization(*skinny.specialization("bf16", entry.config, **ends, split=split))
+    for entry, split in itertools.product(table, (False, True)):
+        num_tokens = max(skinny.MAX_ROWS, entry.shape["tokens"])
+        for ends in _ENDS if num_tokens <= skinny.MAX_ROWS else _ENDS_APART:
+            form = skinny.specialization("bf16", entry.config, **ends, num_tokens=num_tokens, split=split)
+            yield Specialization(*form)
     most: dict[str, Any] = {"norm": True, "gated": True, "split": True, "bias": True}  # with what the others lack
     config = table[-1].config
     yield Specialization(*skinny.specialization("fp16", config, **most, num_inputs=RAGGED_INPUTS))

@@ -15,6 +15,7 @@ from benchmarks.kernels.forms.grouped_products import grouped_products
 from benchmarks.kernels.forms.scaled_products import scaled_products
 from benchmarks.kernels.forms.skinny_forms import skinny_forms
 from pagewire.kernels import tuning
+from pagewire.kernels.triton import collectives
 from pagewire.kernels.triton import inputs as step_inputs
 from pagewire.kernels.triton.attention import decode_attention, kv_cache, prefill_attention, rotary, split_plan
 from pagewire.kernels.triton.common import launch
@@ -78,6 +79,7 @@ def all_forms(capability: int) -> dict[tuple[str, str], Specialization]:
         *skinny_forms(capability),
         *expert_forms(capability),
         *adapter_forms(),
+        *(Specialization(*collectives.specialization("bf16", size)) for size in (2, 8)),
     )
     return {(form.name, form.variant): form for form in forms}
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.measure import Call, num_sets, relative_error
 from benchmarks.kernels.problems.grouped_problems import LLAMA, QWEN, random_weight
 from pagewire.kernels import reference, tuning
 from pagewire.kernels.triton.products import grouped_layout, linear, normed_linear
-from pagewire.kernels.triton.products.skinny import MAX_ROWS
+from pagewire.kernels.triton.products.skinny import MAX_ROWS, MAX_ROWS_APART
 
 Shape = Mapping[str, int]
 
@@ -58,7 +58,8 @@ def skinny_shapes(kernel: str, which: str, capability: int) -> Iterator[Shape]:
         yield {"tokens": 3, "outputs": 80, "inputs": 2100, **formats[0]}  # split, on a GPU
         return
     models = LLAMA if which == "small" else (*LLAMA, *QWEN, (1152, 896), (9728, 896), (896, 4864))
-    for form, (outputs, inputs), tokens in itertools.product(formats, models, (1, 4, MAX_ROWS)):
+    num_tokens = (1, 4, MAX_ROWS) if kernel == "grouped_skinny" else (1, 4, MAX_ROWS, 16, 32, MAX_ROWS_APART)
+    for form, (outputs, inputs), tokens in itertools.product(formats, models, num_tokens):
         yield {"tokens": tokens, "outputs": outputs, "inputs": inputs, **form}
     if which == "all":
         for entry in tuning.load_table(kernel, tuning.table_architecture(kernel, capability)):

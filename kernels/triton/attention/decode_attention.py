@@ -31,7 +31,7 @@ from pagewire.kernels.triton.attention.attention_tile import (
     with_sinks,
     zero_parts,
 )
-from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_pages
+from pagewire.kernels.triton.attention.pages import load_blocks, load_whole_tile_blocks, prefetch_split
 from pagewire.kernels.triton.attention.split_cut import cut_for, query_tile
 from pagewire.kernels.triton.attention.split_kv import STATISTICS, finish_rows
 from pagewire.kernels.triton.attention.split_plan import plan_for
@@ -41,8 +41,13 @@ from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_la
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 
+# Tiles of keys of a split that a program prefetches before it waits, if the split has no more.
+PREFETCHED = tl.constexpr(4)
 # fp32 numbers of partials that a thread holds while it merges.
 _MERGED_SUMS = 32
+# What partials on their way to a merge may take of shared memory, which the loops before need no more, in bytes at
+# least; and stages of that, at most.
+_MERGE_BYTES, _MOST_MERGE_STAGES = 32 << 10, 6
 
 
 @triton.jit
@@ -74,6 +79,7 @@ def decode_attention_kernel(
     WHOLE_TILES: tl.constexpr,  # the block table is as `load_whole_tile_blocks` wants it
     MERGED_ROWS: tl.constexpr,  # rows that are merged together, and splits
     MERGED: tl.constexpr,
+    MERGE_STAGES: tl.constexpr,  # as many splits are on their way, but for one time
 ):
     kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
@@ -87,11 +93,10 @@ def decode_attention_kernel(
     value_offset = num_kv_heads * (BLOCK_SIZE * HEAD_DIM)
     bound = (end - 1).to(tl.uint32) // BLOCK_N * BLOCK_N if WHOLE_TILES else end
     blocks = _load_blocks(block_table_ptr, entry, start, bound, BLOCK_SIZE, BLOCK_N, WHOLE_TILES)
-    if start < masked:
-        prefetch_pages(
-            kv_cache_ptr, head_offset, value_offset, blocks, start, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
-            LATENT_DIM,
-        )  # fmt: skip
+    prefetch_split(
+        kv_cache_ptr, head_offset, value_offset, block_table_ptr + entry, start, masked, block_stride, BLOCK_SIZE,
+        HEAD_DIM, BLOCK_N, LATENT_DIM, PREFETCHED,
+    )  # fmt: skip
     wait_for_inputs()
     launch_dependents()
     if num_tokens == 0:
@@ -176,7 +181,7 @@ def decode_attention_kernel(
     for first_row in range(0, ROWS, MERGED_ROWS):
         finish_rows(
             first_row, num_tokens, kv_head, num_kv_heads, partials, split_stride, num_splits, out_tile, value_scale,
-            sinks_ptr, GROUP, BLOCK_Q, VALUE_DIM, DIMS, VALUE_REST, MERGED_ROWS, MERGED,
+            sinks_ptr, GROUP, BLOCK_Q, VALUE_DIM, DIMS, VALUE_REST, MERGED_ROWS, MERGED, MERGE_STAGES,
         )  # fmt: skip
 
 
@@ -194,13 +199,17 @@ def _load_blocks(
 
 @cache
 def _constants(
-    head_dim: int, group: int, block_size: int, block_m: int, block_q: int, block_n: int, num_warps: int, window: int,
-    soft_cap: float, fp8_cache: bool, native_fp8: bool, latent_dim: int, whole_tiles: bool,
+    head_dim: int, group: int, block_size: int, block_m: int, block_q: int, block_n: int, num_warps: int,
+    num_stages: int, window: int, soft_cap: float, kv_bytes: int, fp8_cache: bool, native_fp8: bool, latent_dim: int,
+    whole_tiles: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """What the kernel is compiled for."""
     dims, rest = head_parts(head_dim, fp8_cache, latent_dim)
     sums = _MERGED_SUMS * 32 * num_warps // dims
     rows = min(triton.next_power_of_2(block_q * group), sums)
+    merged = min(16, sums // rows)
+    keys_and_values = (num_stages - 1) * block_n * head_dim * kv_bytes * (1 if latent_dim else 2)
+    stages = 1 + max(_MERGE_BYTES, keys_and_values) // (merged * rows * dims * 4)
     return {
         "GROUP": group,
         "BLOCK_SIZE": block_size,
@@ -216,7 +225,8 @@ def _constants(
         "LATENT_DIM": latent_dim,
         "WHOLE_TILES": whole_tiles,
         "MERGED_ROWS": rows,
-        "MERGED": min(16, sums // rows),
+        "MERGED": merged,
+        "MERGE_STAGES": min(stages, _MOST_MERGE_STAGES),
     }
 
 
@@ -254,8 +264,8 @@ def decode_attention(
     assert plan.shape == (made.num_items, WORDS.value), "the plan is of another batch or another kind of attention"
     constants = _constants(
         head_dim, num_heads // num_kv_heads, block_size, made.block_m, made.block_q, config["block_n"],
-        config["num_warps"], sliding_window, soft_cap, kv_cache.dtype == torch.uint8,
-        fp8.has_native_decode(query.device), latent_dim,
+        config["num_warps"], config["num_stages"], sliding_window, soft_cap, kv_cache.element_size(),
+        kv_cache.dtype == torch.uint8, fp8.has_native_decode(query.device), latent_dim,
         _has_whole_tiles(block_table, block_size, config["block_n"], sliding_window),
     )  # fmt: skip
     rows = made.block_q * constants["GROUP"]
@@ -328,6 +338,7 @@ def specialization(
     types, absent = argument_types(_TYPES, dtype, kv_dtype, sinks)
     constants = _constants(
         head_dim, group, block_size, *query_tile(head_dim, group, query_len), config["block_n"], config["num_warps"],
-        sliding_window, soft_cap, fp8_cache, capability >= 89, latent_dim, sliding_window == 0,
+        config["num_stages"], sliding_window, soft_cap, kv_dtype.itemsize, fp8_cache, capability >= 89, latent_dim,
+        sliding_window == 0,
     )  # fmt: skip
     return Specialization(decode_attention_kernel, types, constants | absent, config["num_warps"], config["num_stages"])

@@ -60,18 +60,44 @@ def page_offsets(BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
-def prefetch_pages(
-    cache_ptr, head_offset, value_offset, blocks, start, block_stride, BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr,
+def prefetch_split(
+    cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Prefetches a KV head's keys start .. start + BLOCK_N, and their values, to the L2 cache."""
+    """Prefetches a KV head's keys start .. end and their values to the L2 cache: all of up to TILES tiles, else one.
+
+    Short splits are of small batches, all of whose programs begin early: what they read fits into that cache.
+    """
+    if end - start > TILES * BLOCK_N:
+        _prefetch_keys(
+            cache_ptr, head_offset, value_offset, table_ptr, start, start + BLOCK_N, block_stride, BLOCK_SIZE, HEAD_DIM,
+            BLOCK_N, LATENT_DIM, 1,
+        )  # fmt: skip
+    elif start < end:
+        _prefetch_keys(
+            cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE, HEAD_DIM, BLOCK_N,
+            LATENT_DIM, TILES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _prefetch_keys(
+    cache_ptr, head_offset, value_offset, table_ptr, start, end, block_stride, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, LATENT_DIM: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Prefetches up to TILES tiles, at least one. table_ptr: block ids, which are loaded together. start and end are
+    multiples of a page, or of a tile in a larger page."""
     BYTES: tl.constexpr = cache_ptr.dtype.element_ty.primitive_bitwidth // 8
-    PAGE: tl.constexpr = min(BLOCK_SIZE, BLOCK_N) * HEAD_DIM
+    PAGE_TOKENS: tl.constexpr = min(BLOCK_SIZE, BLOCK_N)
+    PAGE: tl.constexpr = PAGE_TOKENS * HEAD_DIM
     LINES: tl.constexpr = (PAGE * BYTES + 127) // 128
     lines = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1) * (128 // BYTES)
+    first = start + tl.arange(0, TILES * (BLOCK_N // PAGE_TOKENS)) * PAGE_TOKENS
+    first = tl.minimum(first, end - PAGE_TOKENS)
+    blocks = tl.load(table_ptr + first // BLOCK_SIZE, cache_modifier=".cg")
     pages = blocks.to(tl.int64) * (block_stride // BYTES)
     if BLOCK_SIZE > BLOCK_N:
-        pages += start % BLOCK_SIZE * HEAD_DIM
+        pages += first % BLOCK_SIZE * HEAD_DIM
     pointers = cache_ptr + pages[:, None] + (head_offset + lines)[None, :]
     prefetch(pointers)
     if LATENT_DIM == 0:

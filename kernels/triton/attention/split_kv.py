@@ -23,6 +23,7 @@ def merge(
     DIMS: tl.constexpr,
     REST: tl.constexpr,
     MERGED: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Computes acc [rows, DIMS], acc_rest [rows, REST], maximum and denominator of all splits, from their partials."""
     ROWS: tl.constexpr = in_rows.shape[0]
@@ -30,10 +31,8 @@ def merge(
     acc_rest = tl.zeros([ROWS, max(1, REST)], tl.float32)
     maximum = tl.full([ROWS], NO_KEY, dtype=tl.float32)
     denominator = tl.zeros([ROWS], dtype=tl.float32)
-    # The latency of loads is all that this loop costs. So MERGED splits are loaded together; where they are few, as
-    # tiles are large, the next ones are on their way too (16 KiB of shared memory a stage from 4096 elements on).
-    TILE: tl.constexpr = MERGED * ROWS * DIMS
-    STAGES: tl.constexpr = 1 if MERGED >= 8 else (4 if TILE <= 2048 else (3 if TILE <= 4096 else 2))
+    # The latency of loads is all that this loop costs. So MERGED splits are loaded together, and the next ones are on
+    # their way, in shared memory.
     # What other multiprocessors stored is seen because the caller's atomic acquires, which empties the L1 cache; ".cg"
     # keeps out of it what is copied by 16 bytes.
     for first in tl.range(0, num_splits, MERGED, num_stages=STAGES):
@@ -67,7 +66,7 @@ def _load_parts(pointers, mask, FIRST: tl.constexpr, SIZE: tl.constexpr, VALUE_D
 def finish_rows(
     first_row, num_tokens, kv_head, num_kv_heads, partials, split_stride, num_splits, out_tile, value_scale, sinks_ptr,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, VALUE_DIM: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-    MERGED_ROWS: tl.constexpr, MERGED: tl.constexpr,
+    MERGED_ROWS: tl.constexpr, MERGED: tl.constexpr, MERGE_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Merges all splits of some rows of a tile, and writes the rows' output."""
     rows = first_row + tl.arange(0, MERGED_ROWS)
@@ -75,7 +74,7 @@ def finish_rows(
     in_rows = (rows < BLOCK_Q * GROUP) & (token < num_tokens)
     pointers = partials + rows * (VALUE_DIM + STATISTICS)
     acc, acc_rest, maximum, denominator = merge(
-        pointers, split_stride, num_splits, in_rows, VALUE_DIM, DIMS, REST, MERGED
+        pointers, split_stride, num_splits, in_rows, VALUE_DIM, DIMS, REST, MERGED, MERGE_STAGES
     )
     denominator = with_sinks(denominator, maximum, sinks_ptr, kv_head * GROUP + head, in_rows)
     result = value_scale / denominator

@@ -26,17 +26,18 @@ def tile_of_program(item, row_blocks, tiles_n):
 
 @triton.jit
 def block_of_expert(starts_ptr, block, NUM_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns (expert, the first of the block's pairs in `order`, the end of the expert's); no pairs beyond the last
-    block."""
+    """Returns (expert, the first of the block's pairs in `order`, the end of these); no pairs beyond the last block."""
     experts = tl.arange(0, triton.next_power_of_2(NUM_EXPERTS))
     there = experts < NUM_EXPERTS
     starts = tl.load(starts_ptr + experts, mask=there, other=0)
     stops = tl.load(starts_ptr + experts + 1, mask=there, other=0)
     blocks = (stops - starts + BLOCK_M - 1) // BLOCK_M
-    # One sum for two counts, as each waits for all threads: experts before the block's, and their blocks.
-    both = (there & (tl.cumsum(blocks, axis=0) <= block)).to(tl.int64) * (blocks.to(tl.int64) + (1 << 32))
-    total = tl.sum(both)
-    expert, before = (total >> 32).to(tl.int32), total.to(tl.int32)
-    is_expert = expert < NUM_EXPERTS
-    first = tl.load(starts_ptr + expert, mask=is_expert, other=0) + (block - before) * BLOCK_M
-    return expert, first, tl.load(starts_ptr + expert + 1, mask=is_expert, other=0)
+    ends = tl.cumsum(blocks, axis=0)
+    is_its = (ends > block) & (ends - blocks <= block)
+    first = starts + (block - ends + blocks) * BLOCK_M
+    count = tl.minimum(stops - first, BLOCK_M)
+    # One sum for three numbers, of one expert alone: each sum waits for all threads, and a load would wait for it.
+    found = (experts.to(tl.int64) << 48) | (first.to(tl.int64) << 16) | count
+    all_three = tl.sum(tl.where(is_its, found, 0))
+    first = ((all_three >> 16) & 0xFFFFFFFF).to(tl.int32)
+    return (all_three >> 48).to(tl.int32), first, first + (all_three & 0xFFFF).to(tl.int32)

@@ -21,8 +21,9 @@ from pagewire.kernels.triton.experts.linear import experts_linear
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
 from pagewire.kernels.triton.products.grouped_dequantize import dequantize
 from pagewire.kernels.triton.products.grouped_gemm import scales_of_kernels, weight_constants
+from pagewire.kernels.triton.products.grouped_joined import multiply_tiles
 from pagewire.kernels.triton.products.grouped_layout import TILE_N, groups_fit
-from pagewire.kernels.triton.products.grouped_tile import multiply_tiles
+from pagewire.kernels.triton.products.grouped_tile import prefetch_tiles
 from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
 
 
@@ -63,20 +64,22 @@ def grouped_experts_kernel(
     expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
         return
-    places = first + tl.arange(0, BLOCK_M)
-    in_rows = (places < stop)[None, :]
-    pairs = tl.load(order_ptr + places, mask=places < stop, other=0)[None, :]
     expert_row = expert * (2 * output_stride if GATED else output_stride)
     # A block may have more outputs than the expert: these read its last one's.
     source = expert_row + tile_rows(tile, output_stride, BLOCK_N, GATED)
+    if not WIDE:  # before the pairs are known
+        prefetch_tiles(codes_ptr, source, 0, tiles_k, WIDTH)
+    places = first + tl.arange(0, BLOCK_M)
+    in_rows = (places < stop)[None, :]
+    pairs = tl.load(order_ptr + places, mask=places < stop, other=0)[None, :]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
 
     x_rows = x_ptr + (pairs // pairs_per_row).to(tl.int64) * x_stride
     if WIDE:
         rows = expert_row + tile_runs(tile, output_stride, BLOCK_N, GATED)
         acc = multiply_wide_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, rows, num_inputs, group_stride, tiles_k, 0, tiles_k,
-            BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
+            x_rows, in_rows, None, 0, codes_ptr, scales_ptr, minimums_ptr, rows, num_inputs, group_stride, tiles_k, 0,
+            tiles_k, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
         )  # fmt: skip
     else:
         acc = multiply_tiles(

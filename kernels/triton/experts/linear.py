@@ -20,7 +20,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
+from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, prefetch, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.elementwise.activation import silu_and_mul as silu_and_mul_rows
 from pagewire.kernels.triton.experts.blocks import block_of_expert, num_blocks, tile_of_program
@@ -34,6 +34,10 @@ from pagewire.kernels.triton.products.scaled_product import check_operands, step
 # read while 90 pairs are multiplied in 16 bits, but before that its conversion for each block of pairs costs more than
 # quantizing (a model, not a measurement).
 WEIGHT_ONLY_PAIRS = 32
+
+# Bytes of each row of the weight that a program prefetches before it knows its pairs, if it has this many.
+_PREFETCHED = tl.constexpr(512)
+_LINE = tl.constexpr(128)
 
 _COUNTS = ["pairs_per_row", "row_blocks", "x_scales_group_stride", "scales_row_size"]
 
@@ -72,12 +76,15 @@ def experts_linear_kernel(
     expert, first, stop = block_of_expert(starts_ptr, block, NUM_EXPERTS, BLOCK_M)
     if first >= stop:
         return
-    places = first + tl.arange(0, BLOCK_M)
-    in_rows = places < stop
-    pairs = tl.load(order_ptr + places, mask=in_rows, other=0)
     expert_row = expert * (2 * output_stride if GATED else output_stride)
     # Beyond the last output the last one is read again: loads need no mask for it.
     rows = expert_row.to(tl.int64) + tile_rows(tile, output_stride, BLOCK_N, GATED)
+    ELEMENTS: tl.constexpr = _LINE * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    line = tl.minimum(tl.arange(0, _PREFETCHED // _LINE) * ELEMENTS, input_stride - 1)
+    prefetch(weight_ptr + rows[:, None] * input_stride + line[None, :])
+    places = first + tl.arange(0, BLOCK_M)
+    in_rows = places < stop
+    pairs = tl.load(order_ptr + places, mask=in_rows, other=0)
     columns = pairs // pairs_per_row
     inputs = tl.arange(0, BLOCK_K)
     weight_rows = weight_ptr + rows[:, None] * input_stride + inputs[None, :]

@@ -23,9 +23,10 @@ from pagewire.kernels.triton.common.arrivals import arrival_counters, arrives_la
 from pagewire.kernels.triton.common.launch import dependent_launch, launch_dependents, wait_for_inputs
 from pagewire.kernels.triton.common.specialization import Specialization
 from pagewire.kernels.triton.products.gated import silu_and_mul, tile_rows, tile_runs
+from pagewire.kernels.triton.products.grouped_joined import multiply_tiles
 from pagewire.kernels.triton.products.grouped_layout import tile_inputs, tile_width
-from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, multiply_tiles, prefetch_tiles
-from pagewire.kernels.triton.products.grouped_wide import multiply_wide_tiles
+from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, SYMMETRIC, ZEROS, prefetch_tiles
+from pagewire.kernels.triton.products.grouped_wide import describe_rows, multiply_wide_tiles, rows_type
 from pagewire.kernels.tuning import num_multiprocessors
 
 # What it costs a program to begin and to end, in tiles of inputs.
@@ -39,6 +40,7 @@ WIDE_SPLIT_TILES = 5
 @triton.jit(do_not_specialize=["num_tokens", "tiles_k", "split_tiles", "num_splits"])
 def grouped_gemm_kernel(
     x_ptr,  # [num_tokens, K], rows contiguous
+    x_tiles,  # WIDE: as of `multiply_wide_tiles`; else None
     codes_ptr,
     scales_ptr,  # fp16 or fp32; int32 words of an fp16 scale and an fp16 zero point; or pairs of fp32
     minimums_ptr,  # as scales, or None
@@ -90,9 +92,9 @@ def grouped_gemm_kernel(
 
     if WIDE:
         acc = multiply_wide_tiles(
-            x_rows, in_rows, codes_ptr, scales_ptr, minimums_ptr, tile_runs(block_n, output_stride, BLOCK_N, GATED),
-            num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
-            BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
+            x_rows, in_rows, x_tiles, block_m * BLOCK_M, codes_ptr, scales_ptr, minimums_ptr,
+            tile_runs(block_n, output_stride, BLOCK_N, GATED), num_inputs, group_stride, tiles_k, first_tile, last_tile,
+            BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH, BLOCK_N, BLOCK_M, dtype, INLINE_ASM, GATED,
         )  # fmt: skip
     else:
         acc = multiply_tiles(
@@ -164,6 +166,7 @@ def grouped_gemm(
     partial_size = blocks * num_splits * block_n * block_m if num_splits > 1 else 0
     grouped_gemm_kernel[(blocks * num_splits,)](
         x,
+        describe_rows(x, block_m, tile_inputs(bits, group_size)) if wide else None,
         codes,
         scales_of_kernels(scales),
         minimums,
@@ -242,6 +245,7 @@ def scales_of_kernels(scales: Tensor) -> Tensor:
 
 _TYPES = {
     "x_ptr": "",
+    "x_tiles": "constexpr",
     "codes_ptr": "*i16",
     "scales_ptr": "",
     "minimums_ptr": "",
@@ -273,13 +277,18 @@ def specialization(
     minimums: bool = False,
     bias: bool = False,
     gated: bool = False,
+    described: bool = False,
 ) -> Specialization:
     """Returns what `grouped_gemm` compiles for such a weight. Types as Triton names them; group_size up to
-    num_inputs."""
+    num_inputs. described: whether x is, as on sm_90 where wide."""
     types = _TYPES | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}"}
     types["scales_ptr"] = "*i32" if zeros and scale_dtype == "fp16" else f"*{scale_dtype}"
     types["minimums_ptr"], types["bias_ptr"] = f"*{scale_dtype}", f"*{dtype}"
-    absent = {name: None for name, there in (("minimums_ptr", minimums), ("bias_ptr", bias)) if not there}
+    described = described and bool(config["wide"])
+    if described:
+        types["x_tiles"] = rows_type(dtype, config["block_m"], tile_inputs(bits, group_size))
+    optional = (("minimums_ptr", minimums), ("bias_ptr", bias), ("x_tiles", described))
+    absent = {name: None for name, there in optional if not there}
     constants = weight_constants(bits, group_size, num_inputs, zero_point, zeros, minimums) | absent
     constants |= {"BLOCK_N": config["block_n"], "BLOCK_M": config["block_m"], "WIDE": bool(config["wide"])}
     constants |= {"GATED": gated, "INLINE_ASM": True}

@@ -131,37 +131,16 @@ def load_norm(norm_ptr, inputs, num_inputs, WIDTH: tl.constexpr, PLANES: tl.cons
 
 
 @triton.jit
-def multiply_tiles(
-    x_rows,  # pointers [1, BLOCK_M] to the rows of x
-    in_rows,  # bool [1, BLOCK_M]
-    codes_ptr,
-    scales_ptr,  # fp16 or fp32; int32 words of an fp16 scale and an fp16 zero point; or pairs of fp32
-    minimums_ptr,  # as scales, or None
-    first_output,  # int32, a multiple of BLOCK_N or of the layout's tile
-    source,  # int32 [BLOCK_N]: outputs from first_output on; those of its last tile may repeat
-    num_inputs,
-    group_stride,  # outputs, padded
-    tiles_k,
-    first_tile,
-    last_tile,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,  # inputs; 0 if there is one group
-    ZERO_POINT: tl.constexpr,
-    FORM: tl.constexpr,
-    EVEN_K: tl.constexpr,  # no tile is padded
-    WIDTH: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    dtype: tl.constexpr,
-    INLINE_ASM: tl.constexpr,
-):
-    """Returns fp32 [BLOCK_N, BLOCK_M]: these outputs of rows of x, over tiles of inputs [first_tile, last_tile)."""
-    acc, _ = multiply_normed_tiles(
-        x_rows, None, None, in_rows, codes_ptr, scales_ptr, minimums_ptr, first_output, source,
-        num_inputs, group_stride, tiles_k, first_tile, last_tile, BITS, GROUP, ZERO_POINT, FORM, EVEN_K, WIDTH,
-        BLOCK_N, BLOCK_M, dtype, INLINE_ASM,
-    )  # fmt: skip
-    return acc
+def join_planes(first, second, third, fourth, PLANES: tl.constexpr):
+    """Returns [rows, PLANES * width] of planes [rows, width], of which the last two are ignored where PLANES is 2. All
+    of it stays in the registers where a product wants it."""
+    ROWS: tl.constexpr = first.shape[0]
+    WIDTH: tl.constexpr = first.shape[1]
+    pairs = tl.join(first, second)  # [rows, width, 2]
+    if PLANES == 2:
+        return pairs.permute(0, 2, 1).reshape(ROWS, PLANES * WIDTH)
+    fours = tl.join(pairs, tl.join(third, fourth))  # [rows, width, 2, 2]
+    return fours.permute(0, 3, 2, 1).reshape(ROWS, PLANES * WIDTH)
 
 
 @triton.jit
@@ -171,8 +150,8 @@ def multiply_normed_tiles(
     ZERO_POINT: tl.constexpr, FORM: tl.constexpr, EVEN_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr, dtype: tl.constexpr, INLINE_ASM: tl.constexpr,
 ):  # fmt: skip
-    """Computes `multiply_tiles`, and the sums of squares fp32 [BLOCK_M], for the product of a norm that is yet to be
-    scaled.
+    """Computes `grouped_joined.multiply_tiles`, and the sums of squares fp32 [BLOCK_M], for the product of a norm that
+    is yet to be scaled.
 
     residual_rows: as x_rows, of what x is added to; norm_ptr: the norm's weight. Or both None: x is multiplied as it
     is. source may lie anywhere behind first_output.

@@ -1,8 +1,8 @@
 """The product of a tile with grouped weights for many rows: weights are scaled in registers, and so rounded.
 
-`grouped_tile.multiply_tiles` keeps codes exact and scales sums, a product for each plane: to read sums, a warp group
-waits until its product is done, and tensor cores have nothing to do while it makes the next plane's numbers. Here all
-planes of a tile are one product, added to sums that are not read before the last tile. So products stay in flight
+`grouped_joined.multiply_tiles` keeps codes exact and scales sums, at least once a tile: to read sums, a warp group
+waits until its product is done, and tensor cores have nothing to do while it makes the next tile's numbers. Here a
+tile's product is added to sums that are not read before the last tile. So products stay in flight
 while the next tile's weights are made, which is all that many rows need: the arithmetic of making them is less than
 that of multiplying them.
 
@@ -12,12 +12,40 @@ more bits than that is used as the sum of two numbers.
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 import triton
 import triton.language as tl
+from pagewire.kernels import tuning
 from pagewire.kernels.triton.products.grouped_layout import TILE_N
-from pagewire.kernels.triton.products.grouped_tile import MINIMUMS, ZEROS, group_of_tile, load_groups, plane_numbers
+from pagewire.kernels.triton.products.grouped_tile import (
+    MINIMUMS,
+    ZEROS,
+    group_of_tile,
+    join_planes,
+    load_groups,
+    plane_numbers,
+)
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _TILE_N = tl.constexpr(TILE_N)
+
+
+def describe_rows(x: Tensor, block_m: int, inputs: int) -> TensorDescriptor | None:
+    """Returns a descriptor of x [num_tokens, K] in boxes of block_m rows and so many inputs, which the tensor memory
+    accelerator (TMA) of sm_90 copies: one thread asks for a box, where each would compute addresses for its part. None
+    where it cannot."""
+    if tuning.capability_of(x.device) != 90 or x.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16 or x.stride(1) != 1:
+        return None
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [block_m, inputs])
+
+
+def rows_type(dtype: str, block_m: int, inputs: int) -> str:
+    """Returns Triton's name of the type of `describe_rows`; dtype: as "bf16"."""
+    return f"tensordesc<{dtype}[{block_m},{inputs}]>"
 
 
 @triton.constexpr_function
@@ -133,6 +161,8 @@ def _load_pairs(pointer, pairs, stride, COUNT: tl.constexpr):
 def multiply_wide_tiles(
     x_rows,
     in_rows,
+    x_tiles,  # x as `describe_rows` describes it, or None: it is read by addresses
+    first_row,  # of x_tiles
     codes_ptr,
     scales_ptr,
     minimums_ptr,
@@ -154,7 +184,7 @@ def multiply_wide_tiles(
     INLINE_ASM: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Computes `grouped_tile.multiply_tiles`, but that weights are rounded to dtype; blocks end as they may."""
+    """Computes `grouped_joined.multiply_tiles`, but that weights are rounded to dtype; blocks end as they may."""
     PLANES: tl.constexpr = 16 // BITS
     TILE_K: tl.constexpr = WIDTH * PLANES
     GROUPS: tl.constexpr = TILE_K // GROUP if GROUP > 0 and GROUP < TILE_K else 1  # of a tile
@@ -173,10 +203,13 @@ def multiply_wide_tiles(
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for tile in tl.range(first_tile, last_tile):
         codes = tl.load(codes_ptrs)
-        in_x = in_rows
-        if not EVEN_K:
-            in_x = in_rows & (tile * TILE_K + column < num_inputs)[:, None]
-        x = tl.load(x_ptrs, mask=in_x, other=0.0)
+        if x_tiles is None:
+            in_x = in_rows
+            if not EVEN_K:
+                in_x = in_rows & (tile * TILE_K + column < num_inputs)[:, None]
+            x = tl.load(x_ptrs, mask=in_x, other=0.0)
+        else:
+            x = tl.trans(x_tiles.load([first_row, tile * TILE_K]))  # zeros beyond the last row and input
         group = group_of_tile(tile, TILE_K, GROUP)
         if FORM == ZEROS:
             scales, zeros = _load_pairs(scales_ptr, group * group_stride + source, group_stride, GROUPS)
@@ -187,15 +220,12 @@ def multiply_wide_tiles(
                 zeros = load_groups(minimums_ptr + group * group_stride + source, group_stride, GROUPS)
         first = _plane_weights(codes, scales, zeros, 0, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
         second = _plane_weights(codes, scales, zeros, 1, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
-        weights = tl.join(first, second)  # [BLOCK_N, WIDTH, 2]
+        third = first
+        fourth = second
         if PLANES == 4:
             third = _plane_weights(codes, scales, zeros, 2, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
             fourth = _plane_weights(codes, scales, zeros, 3, GROUPS, BITS, FORM, ZERO_POINT, dtype, INLINE_ASM)
-            weights = tl.join(weights, tl.join(third, fourth)).permute(0, 3, 2, 1)  # [BLOCK_N, 2, 2, WIDTH]
-        else:
-            weights = weights.permute(0, 2, 1)
-        # All of it stays in the registers where the product wants it.
-        acc = tl.dot(weights.reshape(BLOCK_N, TILE_K), x, acc)
+        acc = tl.dot(join_planes(first, second, third, fourth, PLANES), x, acc)
         codes_ptrs += _TILE_N * WIDTH
         x_ptrs += TILE_K
     return acc

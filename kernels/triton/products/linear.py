@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.products.skinny import MAX_ROWS, skinny_product
+from pagewire.kernels.triton.products.skinny import MAX_ROWS_APART, skinny_product
 
 _WHOLE_LOADS = 8  # elements of 16 bits in 16 bytes
 
@@ -37,7 +37,7 @@ def _wide(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
 
 def skinny_config(x: Tensor, weight: Tensor) -> Mapping[str, int] | None:
     """Returns the configuration of our kernel for these; None where cuBLAS multiplies them."""
-    if x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS or x.stride(1) != 1:
+    if x.dim() != 2 or not 0 < x.shape[0] <= MAX_ROWS_APART or x.stride(1) != 1:
         return None
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     if num_inputs % _WHOLE_LOADS or not weight.is_contiguous() or (x.is_cuda and x.dtype is torch.float32):

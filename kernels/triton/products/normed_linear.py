@@ -1,5 +1,5 @@
-"""The ops normed_linear and normed_grouped_linear on CUDA: few rows in one kernel, more by a norm, a product, an
-activation."""
+"""The ops normed_linear and normed_grouped_linear on CUDA: few rows in one kernel, more in a norm and a product with
+its activation, many in a norm, a product and an activation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagewire.kernels.triton.elementwise.norm import add_rms_norm_to
 from pagewire.kernels.triton.products.grouped_linear import grouped_linear
 from pagewire.kernels.triton.products.grouped_skinny import grouped_skinny_config, grouped_skinny_product
 from pagewire.kernels.triton.products.linear import linear, skinny_config
-from pagewire.kernels.triton.products.skinny import skinny_product
+from pagewire.kernels.triton.products.skinny import MAX_ROWS, skinny_product
 from pagewire.kernels.triton.products.stream import Norm
 
 
@@ -26,10 +26,13 @@ def normed_linear(
 ) -> Tensor:
     """Computes `reference.normed_linear`; x may have any stride between rows, residual and updated are contiguous."""
     config = skinny_config(x, weight)
-    if config is not None:
+    if config is not None and x.shape[0] <= MAX_ROWS:
         norm = Norm(residual, updated, norm_weight, eps)
         return skinny_product(x, weight, bias, config, norm=norm, gated=gated)
-    product = linear(add_rms_norm_to(x, residual, updated, norm_weight, eps), weight, bias)
+    normed = add_rms_norm_to(x, residual, updated, norm_weight, eps)
+    if config is not None:
+        return skinny_product(normed, weight, bias, config, norm=None, gated=gated)
+    product = linear(normed, weight, bias)
     return silu_and_mul(product) if gated else product
 
 

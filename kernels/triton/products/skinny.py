@@ -5,7 +5,8 @@ where gates and ups are one weight (`gated.py`).
 
 A tile is [outputs, tokens], the transposed of the result's: then the tokens are those columns of a matrix instruction
 that may be as few as 8. Where tiles are too few to fill a GPU, the inputs are split; the last program of a tile to
-arrive adds up the sums of all, always in the order of the splits.
+arrive adds up the sums of all, always in the order of the splits. Rows too many for a fused norm still have their
+products here: unlike a library's kernels, these begin while the one before ends, and read the weight meanwhile.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from pagewire.kernels.triton.products.stream import (
 )
 from pagewire.kernels.tuning import num_multiprocessors
 
-# Rows of a tile: more rows have another kernel.
-MAX_ROWS = 8
+# Rows of a tile, with a norm and without one; more rows have another kernel. A norm is computed by every program, for
+# all inputs: with more rows that takes longer than a launch of its own.
+MAX_ROWS, MAX_ROWS_APART = 8, 64
 # Bytes of each row of the weight that a program prefetches before it waits, if it has this many.
 _PREFETCHED = tl.constexpr(1024)
 _LINE = tl.constexpr(128)
@@ -155,26 +157,28 @@ def skinny_product(
 ) -> Tensor:
     """Computes x [num_tokens, K], of `norm` or as it is, @ weight.T + bias, or with `gated` silu_and_mul of that.
 
-    Up to MAX_ROWS tokens, any row stride; weight contiguous, of x's dtype. dtype: the result's; None: x's.
+    Up to MAX_ROWS tokens, without a norm MAX_ROWS_APART, any row stride; weight contiguous, of x's dtype. dtype: the
+    result's; None: x's.
 
     config: block_n, block_k, num_warps, num_stages, programs_per_sm (that the splits should make)
     """
     num_tokens, num_inputs = x.shape
     num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    assert 0 < num_tokens <= MAX_ROWS, f"a tile has up to {MAX_ROWS} rows"
+    most = MAX_ROWS_APART if norm is None else MAX_ROWS
+    assert 0 < num_tokens <= most, f"a tile has up to {most} rows"
     assert weight.dtype == x.dtype and weight.is_contiguous(), "weight must be contiguous, of x's dtype"
     assert x.stride(1) == 1, "the last dimension of x must be contiguous"
     if norm is not None:
         norm.check(x)
     out = torch.empty(num_tokens, num_outputs, dtype=dtype or x.dtype, device=x.device)
-    constants = _constants(config["block_n"], config["block_k"], num_inputs, gated)
+    constants = _constants(num_tokens, config["block_n"], config["block_k"], num_inputs, gated)
     tiles = triton.cdiv(weight.shape[0], constants["BLOCK_N"])
     steps = triton.cdiv(num_inputs, constants["BLOCK_K"])
     per_split = tiles_of_split(tiles, steps, num_multiprocessors(x.device), config["programs_per_sm"])
     splits = triton.cdiv(steps, per_split)
     partials = arrived = None
     if splits > 1:
-        size = tiles * splits * (constants["BLOCK_N"] + 1) * MAX_ROWS
+        size = tiles * splits * (constants["BLOCK_N"] + 1) * constants["BLOCK_M"]
         partials = torch.empty(size, dtype=torch.float32, device=x.device)
         arrived = arrival_counters(x.device, tiles)
     residual, updated, norm_weight, eps = norm or (None, None, None, 0.0)
@@ -187,15 +191,17 @@ def skinny_product(
 
 
 @cache
-def _constants(block_n: int, block_k: int, num_inputs: int, gated: bool) -> dict[str, Any]:
+def _constants(num_tokens: int, block_n: int, block_k: int, num_inputs: int, gated: bool) -> dict[str, Any]:
+    block_m = max(MAX_ROWS, 1 << (num_tokens - 1).bit_length())
     even = num_inputs % block_k == 0
-    return {"BLOCK_M": MAX_ROWS, "BLOCK_N": block_n, "BLOCK_K": block_k, "EVEN": even, "GATED": gated}
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "EVEN": even, "GATED": gated}
 
 
 def specialization(
     dtype: str,
     config: Mapping[str, int],
     *,
+    num_tokens: int = MAX_ROWS,
     norm: bool = False,
     gated: bool = False,
     split: bool = False,
@@ -229,6 +235,6 @@ def specialization(
         ("partials_ptr", "arrived_ptr"): split,
     }
     absent = {name: None for names, there in optional.items() if not there for name in names}
-    constants = _constants(config["block_n"], config["block_k"], num_inputs, gated) | absent
+    constants = _constants(num_tokens, config["block_n"], config["block_k"], num_inputs, gated) | absent
     present = {name: kind for name, kind in types.items() if name not in absent}
     return Specialization(skinny_kernel, present, constants, config["num_warps"], config["num_stages"])

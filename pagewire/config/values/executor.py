@@ -8,6 +8,9 @@ from pagewire.config.executor import ExecutorConfig
 
 # Block sizes that the CUDA attention kernels are compiled and tuned for; the CPU's take any.
 _CUDA_BLOCK_SIZES = (16, 32, 64, 128)
+# Tokens of a block where they are not set: from this compute capability on, prompts are read by whole blocks, which
+# have to hold a tile of keys.
+_BLOCK_SIZE, _LARGE_BLOCK_SIZE, _LARGE_BLOCKS_FROM = 16, 64, 9
 # (max_num_seqs, max_num_batched_tokens) where they are not set.
 _ON_CPU, _ON_CUDA = (128, 2048), (256, 8192)
 _TRANSFORMERS = "or use one of Pagewire's own models (docs/models.md) without --model-impl transformers"
@@ -17,6 +20,14 @@ def step_limits(config: ExecutorConfig, *, on_cuda: bool) -> tuple[int, int]:
     """Returns max_num_seqs and max_num_batched_tokens."""
     default = _ON_CUDA if on_cuda else _ON_CPU
     return config.max_num_seqs or default[0], config.max_num_batched_tokens or default[1]
+
+
+def block_size(config: ExecutorConfig, cuda_capability: float = 0.0) -> int:
+    """Returns the tokens of a block. cuda_capability: of the device, 9.0 for Hopper; 0 for a CPU."""
+    if config.block_size is not None:
+        return config.block_size
+    fits = config.state_block_size % _LARGE_BLOCK_SIZE == 0
+    return _LARGE_BLOCK_SIZE if fits and cuda_capability >= _LARGE_BLOCKS_FROM else _BLOCK_SIZE
 
 
 def of_cuda_blocks(block_size: int) -> str | None:

@@ -17,9 +17,9 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
     on_cuda = runs_on_cuda(config.device)
     if config.device == "cuda" and is_here and not has_nvidia_driver():
         yield "--device cuda: this machine has no NVIDIA driver; use --device cpu, or install the driver"
-    yield memory.of_blocks(config.block_size, config.state_block_size)
+    yield memory.of_blocks(values.block_size(config), config.state_block_size)
     if on_cuda and is_here:
-        yield values.of_cuda_blocks(config.block_size)
+        yield values.of_cuda_blocks(values.block_size(config))
     if is_here:
         most = min(values.step_limits(config, on_cuda=on_cuda))
         yield values.of_capture_sizes(config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, most)

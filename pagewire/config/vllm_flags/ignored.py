@@ -129,9 +129,9 @@ _TABLE = (
     ("max-parallel-loading-workers=", "all processes of a group load at the same time"),
     ("ray-workers-use-nsight", "profile the processes of Ray with your own tools"),
     (
-        "disable-custom-all-reduce disable-nccl-for-dp-synchronization enable-batch-sharded-sampling"
+        "disable-nccl-for-dp-synchronization enable-batch-sharded-sampling"
         " distributed-timeout-seconds= cpu-distributed-timeout-seconds= dp-sync-interval=",
-        "CUDA devices communicate through NCCL, and CPUs through shared memory, without options",
+        "CUDA devices communicate through NCCL and shared memory, CPUs through shared memory, without these options",
     ),
     ("master-addr= master-port=", NODES),
     (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewire.config import ExecutorConfig, ServeConfig
+from pagewire.config.values.executor import block_size
 from pagewire.errors import StartupError
 from pagewire.files import models
 from pagewire.files.models import check_name
@@ -65,7 +66,8 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
     rows = config.max_num_seqs or (256 if seen else 128)
     tokens = config.max_num_batched_tokens or (8192 if seen else 2048)
     length = config.max_model_len or own.model.config.max_position_embeddings
-    limits = Limits(rows, tokens, length, config.block_size, config.state_block_size)
+    capability = (seen[0].number("compute_cap") or 0.0) if seen else 0.0
+    limits = Limits(rows, tokens, length, block_size(config, capability), config.state_block_size)
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     weights = own.weight_bytes // ranks
     usable = own.cache_bytes(rows * length, limits)

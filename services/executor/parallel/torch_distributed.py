@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pagewire.services.executor.parallel.peer_sums import PeerSums
+
 _groups: list[dist.ProcessGroup] = []
 # The same function by its names in torch 2.13 and in earlier versions.
 _all_gather_single: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -60,19 +62,24 @@ _ops = torch.ops.pagewire_ranks
 
 class TorchCommunicator:
     """A `Communicator`. The order of sums depends on the library but not on timing, and all ranks receive the same
-    bits: both libraries add in rings, which compute each part of a sum once.
+    bits: both libraries add in rings, which compute each part of a sum once. Small sums of GPUs that share memory are
+    added without a library, in the order of ranks.
 
     On CUDA, calls only launch, on the current stream; they may be captured in a graph after one has run uncaptured.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, peer_sums: PeerSums | None = None) -> None:
         self.rank, self.size = group.rank(), group.size()
+        self._peer_sums = peer_sums
         self._index = len(_groups)
         _groups.append(group)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        _ops.all_reduce.default(x, self._index)
+        if self._peer_sums is not None and self._peer_sums.takes(x):
+            self._peer_sums.all_reduce(x)
+        else:
+            _ops.all_reduce.default(x, self._index)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.errors import StartupError
 from pagewire.services.executor import stats
 from pagewire.services.executor.parallel.group import Failure, Group
+from pagewire.services.executor.parallel.peer_sums import share_memory
 from pagewire.services.executor.parallel.pipe import Pipes
 from pagewire.services.executor.parallel.shared_memory import SharedMemory
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
@@ -134,14 +135,19 @@ def group_with_torch(config: ExecutorConfig, rank: int, store: dist.Store, failu
     stages = [list(range(first, first + tensor)) for first in range(0, config.num_ranks, tensor)]
     # Every rank makes all process groups, in the same order.
     of_stages, loading_of_stages = [dist.new_group(stage) for stage in stages], [*map(dist.new_group, stages)]
+    num_local = config.num_ranks if config.distributed_executor_backend != "external" else 1
+    of_stage, peer_sums = of_stages[rank // tensor], None
+    if is_cuda and tensor > 1 and not config.disable_custom_all_reduce:
+        device = torch.device("cuda", torch.cuda.current_device())
+        peer_sums = share_memory(of_stage, device, num_local == config.num_ranks)
     return Group(
         rank,
         config.num_ranks,
         world=world,
-        tensor=TorchCommunicator(of_stages[rank // tensor]),
+        tensor=TorchCommunicator(of_stage, peer_sums),
         loading=TorchCommunicator(dist.new_group()),  # used by a separate thread
         loading_tensor=TorchCommunicator(loading_of_stages[rank // tensor]),
-        num_local=config.num_ranks if config.distributed_executor_backend != "external" else 1,
+        num_local=num_local,
         failure=failure,
         stage=stage_of_rank(config, rank),
         pipes=pipes_through_torch(config, rank),

@@ -183,7 +183,7 @@ def _num_threads(config: ExecutorConfig) -> int:
 
 def _check_cuda(config: ExecutorConfig, device: torch.device) -> None:
     """Refuses settings before weights are read that would otherwise fail in the first step."""
-    if refused := values.of_cuda_blocks(config.block_size):
+    if refused := values.of_cuda_blocks(values.block_size(config)):
         raise StartupError(refused)
     major, minor = torch.cuda.get_device_capability(device)
     if major < _MIN_CUDA_MAJOR:
@@ -234,11 +234,13 @@ def _limits(config: ExecutorConfig, model: Model, pooling: Pooling, device: torc
             max_len,
         )
         max_len = max_tokens
-    if refused := of_memory.of_blocks(config.block_size, config.state_block_size):
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    block_size = values.block_size(config, major + minor / 10)
+    if refused := of_memory.of_blocks(block_size, config.state_block_size):
         raise StartupError(refused)
     if refused := of_memory.of_rows(max_num_seqs, max_tokens, max_len, memory.available_bytes(device)):
         raise memory.OutOfMemoryError(refused)
-    return Limits(max_num_seqs, max_tokens, max_len, config.block_size, config.state_block_size)
+    return Limits(max_num_seqs, max_tokens, max_len, block_size, config.state_block_size)
 
 
 def _uses_graphs(config: ExecutorConfig, model: Model, device: torch.device) -> bool:

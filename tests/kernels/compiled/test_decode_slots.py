@@ -16,14 +16,16 @@ from benchmarks.kernels.main_loop import count, main_loop
 from benchmarks.kernels.slots import DEVICES, HEADS, SHAPES, Decode, decode
 from pagewire.kernels import tuning
 from pagewire.kernels.triton.attention import decode_attention
+from pagewire.kernels.triton.attention.decode_attention import PREFETCHED
 
 Key = tuple[str, tuple[int, int, int], str]  # device, heads, shape
 
 SHAPE = {"kv_bytes": 2, "block_size": 16, "batch": 64, "query_len": 1}
 # Machine instructions before the first load of keys; the plan, the block ids and the query are loaded among them. Half
-# of them are addresses of the loads behind it. On sm_90 those that no earlier kernel decides come before the wait.
+# of them are addresses of the loads behind it. On sm_90 those that no earlier kernel decides come before the wait, with
+# prefetches of long splits and of short ones, of which a program executes either.
 MOST_INSTRUCTIONS = 75
-MOST_BEFORE_THE_WAIT, MOST_BEHIND_IT = 56, 62
+MOST_BEFORE_THE_WAIT, MOST_BEHIND_IT = 134, 62
 
 
 def before_the_first_keys(capability: int, heads: tuple[int, int, int]) -> list[str]:
@@ -49,7 +51,9 @@ def test_keys_are_asked_for_while_the_kernel_before_ends(heads: tuple[int, int, 
     wait = before.index("ACQBULK")
     prefetches = [i for i, text in enumerate(before) if "CCTL.E.PF2" in text]
     loads = [i for i, text in enumerate(before) if "LDG." in text]
-    assert len(prefetches) == 2 and prefetches[1] < wait <= MOST_BEFORE_THE_WAIT, "of keys and of values"
+    # Keys and values: a tile of a long split, or all tiles of a short one, each thread a line of one or two tiles.
+    assert len(prefetches) == 2 + 2 * PREFETCHED.value * heads[2] // 128
+    assert prefetches[-1] < wait <= MOST_BEFORE_THE_WAIT
     assert len(before) - wait - 1 <= MOST_BEHIND_IT
     early = [before[i] for i in loads if i < wait]
     assert early and all("STRONG.GPU" in text for text in early), "the L1 cache may hold what was there before"
@@ -94,6 +98,14 @@ def test_programs_are_neither_tiny_nor_too_many_to_merge(decodes: dict[Key, Deco
     for (_, _, shape), found in decodes.items():
         assert found.schedule.splits <= 64
         assert found.schedule.shortest >= (256 if shape == "16 x 4096" else 128)
+
+
+def test_a_lone_request_is_read_before_the_wait_and_merged_by_few_loads(decodes: dict[Key, Decode]) -> None:
+    """Counts with few KV heads, too, of which each is merged by one program."""
+    for heads, waits in zip(HEADS, (2, 3, 2), strict=True):
+        found = decodes["H200", heads, "1 x 8192"]
+        assert (found.early, found.merge_waits) == (1.0, waits)
+    assert all(found.merge_waits <= 4 for found in decodes.values())
 
 
 def test_tables_count_on_as_many_programs_as_fit(decodes: dict[Key, Decode]) -> None:

@@ -1,10 +1,14 @@
 """The cases of modules that test Triton kernels, and how they run.
 
-Without TRITON_INTERPRET, `--device cuda` runs the same cases on a GPU.
+Without TRITON_INTERPRET, `--device cuda` runs the same cases on a GPU. Those of several modules run in one process,
+which has to import torch and Triton once only, and prints "module <name>" before the lines of each module:
+
+    TRITON_INTERPRET=1 python -m tests.kernels.triton.interpreted attention elementwise ...
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -110,3 +114,15 @@ def on_device(device: str) -> Iterator[None]:
         return
     with torch.device(device), mock.patch.object(torch, "Generator", partial(torch.Generator, device)):
         yield
+
+
+def main() -> int:
+    status = 0
+    for name in sys.argv[1:]:
+        print(f"module {name}", flush=True)
+        status |= run_cases(importlib.import_module(f"tests.kernels.triton.{name}").CASES)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -116,14 +116,15 @@ def grouped_case(
 
 
 def many_rows_case() -> None:
-    """More rows than a tile has: a norm, a product and an activation, which give the same."""
-    normed_case(F32, skinny.MAX_ROWS + 1, 96, 40, gated=True, bias=True)
+    """Checks more rows than have a fused norm, and than have a product of ours."""
+    for num_tokens in (skinny.MAX_ROWS + 1, skinny.MAX_ROWS_APART + 1):
+        normed_case(F32, num_tokens, 96, 40, gated=True, bias=True)
 
 
 def table_case() -> None:
     """The least inputs and outputs, where tiles are mostly padding, in every configuration."""
     for entry in tuning.load_table("skinny_product", 90):
-        x, weight = torch.randn(3, 8).half(), torch.randn(2, 8).half()
+        x, weight = torch.randn(entry.shape["tokens"] - 1, 8).half(), torch.randn(2, 8).half()
         actual = skinny.skinny_product(x, weight, None, entry.config, norm=None, gated=False)
         assert_close(actual, x.float() @ weight.float().T)
 
@@ -131,6 +132,8 @@ def table_case() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "product": partial(product_case, F32, 3, 1024, 136),
     "product fp16, ragged inputs": partial(product_case, F16, 8, 1000, 72, bias=True),
+    "product of more rows": partial(product_case, F16, 64, 1000, 136, bias=True),
+    "product of rows that fill no tile": partial(product_case, F32, 21, 512, 72),
     "normed": partial(normed_case, F32, 1, 1024, 200, bias=True),
     "normed, gated": partial(normed_case, F32, 5, 640, 2 * 72, gated=True, bias=True),
     "normed, gated, ragged": partial(normed_case, F16, 8, 1000, 2 * 40, gated=True),
@@ -150,6 +153,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     BF16 = torch.bfloat16
     CASES |= {
         "product bf16": partial(product_case, BF16, 8, 4096, 6144, bias=True),
+        "product of more rows bf16": partial(product_case, BF16, 50, 4096, 6144, bias=True),
         "normed bf16, gated": partial(normed_case, BF16, 8, 896, 2 * 4864, gated=True),
         "normed bf16, residual in fp32": partial(normed_case, BF16, 1, 4096, 6144, residual_dtype=F32),
         "grouped bf16, gated": partial(grouped_case, BF16, 8, 4096, 2 * 14336, gated=True),

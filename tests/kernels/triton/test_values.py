@@ -13,13 +13,13 @@ pytestmark = pytest.mark.timeout(900)
 
 # Modules with a sweep of random cases beside those that always run.
 SWEPT = ["attention", "elementwise", "grouped", "sampling", "scaled_product", "split_plan", "step_inputs"]
-OTHERS = ["adapters", "encoder", "experts", "latent", "quantize_input", "skinny", "state_space"]
+OTHERS = ["adapters", "collectives", "encoder", "experts", "latent", "quantize_input", "skinny", "state_space"]
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, list[str]]:
     """The lines that each module printed, by its name."""
-    output = output_of("triton.modules", *SWEPT, *OTHERS, TRITON_INTERPRET="1")
+    output = output_of("triton.interpreted", *SWEPT, *OTHERS, TRITON_INTERPRET="1")
     found: dict[str, list[str]] = {}
     for line in output.splitlines():
         if line.startswith("module "):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pagewire.config import ExecutorConfig
+from pagewire.config.values.executor import block_size
 from pagewire.errors import StartupError
 from pagewire.kernels import backends
 from pagewire.process import cgroup
@@ -189,6 +190,23 @@ def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
     with pytest.raises(StartupError, match=message):
         start(Path("no such model"), device="cuda", block_size=block_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "capability", "expected"),
+    [
+        ({}, 0.0, 16),
+        ({}, 8.9, 16),
+        ({}, 9.0, 64),
+        ({"block_size": 16}, 9.0, 16),
+        ({"block_size": 128}, 0.0, 128),
+        ({"state_block_size": 32}, 9.0, 16),  # a state is kept every so many blocks
+    ],
+)
+def test_blocks_are_large_where_prompts_are_read_by_blocks(
+    settings: dict[str, int], capability: float, expected: int
+) -> None:
+    assert block_size(ExecutorConfig(model="tiny", **settings), capability) == expected
 
 
 def test_an_executor_on_a_gpu_loads_none_of_the_cpu_kernels(tmp_path: Path) -> None:
