@@ -67,7 +67,8 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
     length = config.max_model_len or own.model.config.max_position_embeddings
     limits = Limits(rows, tokens, length, config.block_size, config.state_block_size)
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-    weights = own.weight_bytes // ranks
+    offloaded = own.offloaded_bytes // ranks if seen else 0
+    weights = own.weight_bytes // ranks - offloaded
     usable = own.cache_bytes(rows * length, limits)
     if seen:
         total = (seen[0].number("memory.total") or 0) * 2**20
@@ -80,6 +81,7 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
     dtype = str(own.model.config.dtype).removeprefix("torch.")
     found = f"{size(weights)} of weights ({own.model.config.architecture}, {dtype}"
     found += f", a {ranks}th on each device) in {where}" if ranks > 1 else f") in {where}"
+    found += f", without {size(offloaded)} in host memory (--cpu-offload-gb)" if offloaded else ""
     if cache <= 0:
         yield problem(
             "model",
