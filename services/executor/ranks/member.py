@@ -27,6 +27,7 @@ class Member:
     is_lost: bool = False
     failed: str = ""  # the reason that it reported
     refused: str = ""  # why it cannot execute the last step
+    num_forgotten: int = 0  # commands to forget blocks that it has followed
     _refused_at: float = 0.0
 
     def take(self, report: RankReport) -> None:
@@ -37,6 +38,8 @@ class Member:
             self.refused, self._refused_at = report.refused, time.monotonic()
         elif kind == "ready":
             self.is_ready = True
+        elif kind == "has_forgotten":
+            self.num_forgotten += 1
 
     @property
     def refuses_alone(self) -> bool:
