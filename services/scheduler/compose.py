@@ -90,6 +90,6 @@ def make_engine(
     engine = Engine(
         config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, sleep, HeldOutputs
     )
-    tiers.follow(scheduler, engine.executors.drivers)
-    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers.on_reset)
+    tiers.follow(scheduler, engine.executors.drivers, engine.live)
+    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers)
     return engine
