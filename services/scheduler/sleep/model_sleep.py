@@ -87,6 +87,11 @@ class ModelSleep:
         if was != state.level:
             self._engine.availability.greet_again()
 
+    def check_awake(self) -> None:
+        """Raises RpcError while the model sleeps: executors load nothing."""
+        if self._is_asleep:
+            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "the model sleeps; wake it first")
+
     # -- operators ---------------------------------------------------------------------------------------------------
 
     async def sleep(self, request: SleepModelRequest) -> SleepModelResponse:

@@ -106,6 +106,12 @@ async def test_running_requests_end_and_others_wait_until_the_wake(tmp_path: Pat
         await clients.end(1, 2, max_tokens=60)
         assert await sleeping == 2
         assert [one.sleep for one in line.executors] == [SleepState(level=2)] * 2
+        for call in (
+            admin(line).ReplaceWeights(admin_pb2.ReplaceWeightsRequest(model="/w")),
+            admin(line).LoadAdapter(admin_pb2.AdminServiceLoadAdapterRequest(name="a", path="/a")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="the model sleeps; wake it first"):
+                await call
         assert (await line.load()).num_waiting == 1 and 3 not in clients.collected.token_ids
         exposed = metrics.exposition()
         assert 'pagewire:executor_sleep_state{executor="executor-1",sleep_state="discard_all"} 1.0' in exposed
