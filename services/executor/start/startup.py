@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -140,7 +139,7 @@ def _prepare(config: ExecutorConfig, device: torch.device) -> None:
     torch.set_num_threads(config.num_threads or _num_threads(config))
 
 
-def _capture_sizes(config: ExecutorConfig, device: torch.device) -> Sequence[int]:
+def _capture_sizes(config: ExecutorConfig, device: torch.device) -> tuple[int, ...]:
     """Returns the numbers of requests of steps to capture. Raises StartupError for flags that contradict each other."""
     most = min(values.step_limits(config, on_cuda=device.type == "cuda"))
     return capture_sizes(config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, most)

@@ -76,11 +76,9 @@ class ModelSleep:
         """The level at which each executor sleeps, by name; 0: it is awake. May be read on any thread."""
         return {one.replica.name: self._resting.get(one, 0) for one in list(self._engine.executors.drivers.values())}
 
-    def _decide(self, state: SleepState) -> None:
-        self._want(state, max(time.time_ns(), self._decided_at + 1))
-
-    def _want(self, state: SleepState, decided_at: int) -> None:
-        self._decided_at = decided_at
+    def _want(self, state: SleepState, decided_at: int | None = None) -> None:
+        """Takes in a decision. decided_at: None: now."""
+        self._decided_at = max(time.time_ns(), self._decided_at + 1) if decided_at is None else decided_at
         was, self._wanted = self.status.level, state
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -190,12 +188,9 @@ class ModelSleep:
         return not replicas or (not has_begun and all(replica.is_drained for replica in replicas))
 
     def _fall_asleep(self, wanted: SleepState, decided_at: int | None = None) -> None:
-        """Ends the streams of all executors; what runs waits again, with its tokens. decided_at: None: now."""
+        """Ends the streams of all executors; what runs waits again, with its tokens."""
         self._problem, self._refusal, self._backoff = None, None, FIRST_BACKOFF_S
-        if decided_at is None:
-            self._decide(wanted)
-        else:
-            self._want(wanted, decided_at)
+        self._want(wanted, decided_at)
         for driver in self._engine.executors.drivers.values():
             if driver.client.incarnation is not None:  # it has a stream, or opens one
                 driver.client.start_over("its model falls asleep")
@@ -250,7 +245,7 @@ class ModelSleep:
         """Takes in that an executor cannot sleep: the model stays awake."""
         logger.error("the executor at %s cannot sleep: %s", driver.address, error.message)
         self._refusal = error
-        self._decide(SleepState())
+        self._want(SleepState())
 
     async def _wake_executor(self, driver: ReplicaDriver) -> bool:
         """Wakes one executor; returns True once it is to be described anew."""
@@ -284,19 +279,15 @@ class ModelSleep:
             return
         self._retry_at = time.monotonic() + delay
         self._problem = RpcError(grpc.StatusCode.UNAVAILABLE, error.message, retry_delay=delay)
-        self._decide(SleepState(level=1, wakes_on_request=True))
+        self._want(SleepState(level=1, wakes_on_request=True))
         self._engine.availability.on_attached()
         self._engine.end_all(self._problem)
 
     # -- waking ------------------------------------------------------------------------------------------------------
 
     def _wake(self, decided_at: int | None = None) -> None:
-        """Wakes all executors. decided_at: None: now."""
         self._problem = None
-        if decided_at is None:
-            self._decide(SleepState())
-        else:
-            self._want(SleepState(), decided_at)
+        self._want(SleepState(), decided_at)
         self._engine.availability.start_waiting()
 
     def on_request(self) -> None:
