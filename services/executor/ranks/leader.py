@@ -142,11 +142,11 @@ class Leader:
             self.send(RankCommand(forget_blocks=request))
         with self._changed:
             self._changed.wait_for(
-                lambda: self.failure.reason is not None or all(other.num_forgotten >= number for other in others),
+                lambda: self.failure.reason is not None or all(other.num_answers >= number for other in others),
                 timeout,
             )
         self.failure.check()
-        return all(other.num_forgotten >= number for other in others)
+        return all(other.num_answers >= number and number not in other.unforgotten for other in others)
 
     def load(self, weights: Weights) -> None:
         self.send(RankCommand(load=weights))

@@ -48,7 +48,7 @@ class LeadersShards:
         except RankLost as error:
             raise RpcError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         if not have_all:
-            message = f"not all ranks have forgotten these blocks within {_FORGET_S:g} s; try again"
+            message = f"not all ranks could forget these blocks within {_FORGET_S:g} s; see their log, and try again"
             raise RpcError(grpc.StatusCode.UNAVAILABLE, message)
 
 
@@ -88,9 +88,13 @@ class FollowersShards:
         self._forgetting.submit(self._forget, keys)
 
     def _forget(self, keys: Sequence[Key]) -> None:
-        self._tiers.forget(keys)
+        try:
+            self._tiers.forget(keys)
+            has_forgotten = True
+        except OSError:  # it was logged
+            has_forgotten = False
         with contextlib.suppress(OSError):
-            self._link.send(RankReport(has_forgotten=True))
+            self._link.send(RankReport(has_forgotten=has_forgotten))
 
     def close(self) -> None:
         self._tiers.close(_LAST_WRITES_S)
