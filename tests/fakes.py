@@ -119,6 +119,7 @@ class FakeTier:
         self.blocks: dict[tuple[int, bytes], list[int]] = {}
         self.max_blocks = max_blocks
         self.num_saves = 0
+        self.reset_at = 0  # the latest reset
         self.changes: list[executor_pb2.TierChanges] = []  # all since the beginning
 
     def save(self, group: int, block_hash: bytes, contents: list[int]) -> None:
@@ -568,6 +569,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self.loaded_weights: executor_pb2.Weights | None = None
         self.num_loads = 0
         self.sleep = executor_pb2.SleepState()
+        self.sleep_decision: executor_pb2.SleepDecision | None = None  # the last one that it was told
         self.sleeps: list[int] = []  # levels that it was asked for; 0: to wake
         self.wake_problem = ""  # why it cannot wake
         self.may_sleep, self.may_wake = asyncio.Event(), asyncio.Event()
@@ -648,6 +650,8 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             role=_ROLES[self.executor.role],
             kv_format=f"{self.executor.kv_format} {self.weights.digest}",
             sleep=self.sleep if self.sleep.level else None,
+            sleep_decision=self.sleep_decision or executor_pb2.SleepDecision(state=self.sleep),
+            reset_at=self.executor.tier.reset_at if self.executor.tier else 0,
         )
 
     @property
@@ -748,6 +752,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request: executor_pb2.SleepRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.SleepResponse:
         self.sleeps.append(request.state.level)
+        self.sleep_decision = executor_pb2.SleepDecision(state=request.state, decided_at=request.decided_at)
         await self.may_sleep.wait()
         self.sleep = request.state
         return executor_pb2.SleepResponse()
@@ -756,6 +761,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self, request: executor_pb2.WakeRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.WakeResponse:
         self.sleeps.append(0)
+        self.sleep_decision = executor_pb2.SleepDecision(decided_at=request.decided_at)
         await self.may_wake.wait()
         if self.wake_problem:
             raise rpc.RpcError(grpc.StatusCode.FAILED_PRECONDITION, f"the model cannot be woken: {self.wake_problem}")
@@ -839,6 +845,7 @@ class FakeExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         await self.may_forget.wait()
         assert self.executor.tier is not None
         self.executor.tier.forget(request.blocks or None)
+        self.executor.tier.reset_at = max(request.reset_at, self.executor.tier.reset_at)
         return executor_pb2.ForgetBlocksResponse()
 
 

@@ -9,6 +9,7 @@ from pagewire.config.speculation import SpeculationConfig
 
 # A value of --kv-cache-dtype: the smallest type that the model supports.
 SMALLEST = "smallest"
+OFFLOADING_DIR_GIB = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +172,9 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     kv_offloading_size: float = flag(
         0.0,
-        "host memory for copies of KV blocks, in GiB: blocks that left the cache are loaded from there where that is "
-        "faster than to compute them again; an executor that computes prompts for others has some by default",
+        "host memory for copies of KV blocks, in GiB, of all ranks together: blocks that left the cache are loaded "
+        "from there where that is faster than to compute them again; an executor that computes prompts for others has "
+        "some by default",
         group="memory",
         valid=GIB,
     )
@@ -182,7 +184,10 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="memory",
     )
     kv_offloading_dir_size: float = flag(
-        10.0, "size of --kv-offloading-dir, in GiB; the oldest blocks make room for new ones", group="memory", valid=GIB
+        OFFLOADING_DIR_GIB,
+        "size of --kv-offloading-dir, in GiB; the oldest blocks make room for new ones",
+        group="memory",
+        valid=GIB,
     )
     swap_space: float = flag(
         0.0,

@@ -18,6 +18,7 @@ from pagewire.config import ExecutorConfig
 from pagewire.process.process import PARENT_PID, PREDECESSOR
 from pagewire.process.watchdog import HEARTBEAT_FD
 from pagewire.stack import launch
+from pagewire.telemetry import logs
 
 _END_S = 3.0  # in which followers may end without a signal
 # Variables of the supervisor that are meant for the leader alone.
@@ -64,7 +65,11 @@ def _start(config: ExecutorConfig) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in launch.environment(config).items() if name not in _OF_THE_LEADER}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "pagewire.cli", "executor", *flags.to_argv(config)],
-        env={**environment, PARENT_PID: str(os.getpid())},
+        env={
+            **environment,
+            PARENT_PID: str(os.getpid()),
+            logs.NAME: f"{os.environ.get(logs.NAME, 'executor')}-rank{config.rank}",
+        },
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

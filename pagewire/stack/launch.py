@@ -9,6 +9,7 @@ from pathlib import Path
 from pagewire import flags
 from pagewire.config import GatewayConfig, ServeConfig, ServiceConfig
 from pagewire.process.supervisor import Service
+from pagewire.telemetry import logs
 from pagewire.wire import health
 from pagewire.wire.addresses import endpoint, reachable
 
@@ -17,7 +18,7 @@ def service(command: str, config: ServiceConfig, ready: Callable[[], Awaitable[b
     """Returns `pagewire <command>` with this configuration. name: distinguishes several services of one command."""
     # -P: a folder named "services" in the current directory must not hide Pagewire's.
     argv = [sys.executable, "-P", "-m", "pagewire.cli", command, *flags.to_argv(config)]
-    return Service(name or command, argv, ready, environment(config))
+    return Service(name or command, argv, ready, {**environment(config), logs.NAME: name or command})
 
 
 def environment(config: ServiceConfig) -> dict[str, str]:

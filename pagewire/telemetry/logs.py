@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -12,6 +13,8 @@ from pagewire.config import ServiceConfig
 # A message may contain text of clients, which must not look like another line or control the terminal.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
+# The name of one of several services of a kind, such as executor-1, from the program that starts them.
+NAME = "PAGEWIRE_SERVICE_NAME"
 # Attributes that records may have besides their message.
 _IDS = ("request_id", "trace_id")
 
@@ -58,7 +61,9 @@ class _JsonFormatter(logging.Formatter):
 
 
 def setup(service: str, config: ServiceConfig) -> None:
-    """Sets up logging to stderr, with the format and the level of the configuration."""
+    """Sets up logging to stderr, with the format and the level of the configuration. service: its kind."""
+    if (name := os.environ.get(NAME, "")).startswith(f"{service}-"):
+        service = name
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service) if config.log_format == "json" else _TextFormatter(service))
     root = logging.getLogger()

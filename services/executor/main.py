@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from tqdm import tqdm
@@ -25,6 +25,7 @@ from pagewire.services.executor.adapters.loading import load_adapter
 from pagewire.services.executor.adapters.serving import ServedAdapters
 from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.grammar.grammars import Grammars
+from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.ranks.follower import follow
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.start import LeadersStart
@@ -34,11 +35,11 @@ from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features
-from pagewire.services.executor.service.sleep.resting_runner import RestingRunner, present_of
-from pagewire.services.executor.service.sleep.sleeping import Sleeping, start_again
+from pagewire.services.executor.service.sleep.rest import Rest, start_again
+from pagewire.services.executor.service.sleep.resting_runner import RestingRunner
+from pagewire.services.executor.service.sleep.sleeping import Sleeping
 from pagewire.services.executor.service.work import NO_OBSERVER
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.before import Before
 from pagewire.services.executor.start.startup import resolve_device
 from pagewire.services.executor.tiers.start import served_tiers, start_tiered
 from pagewire.telemetry.metrics import serve_metrics
@@ -52,6 +53,7 @@ _SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 _REPORT_EVERY_S = 0.5
 _IN_TRANSIT_S = 0.3  # longest time of a step from the scheduler's decision to the device thread
 _LAST_WORDS_S = 0.5
+R = TypeVar("R", bound=Runner)
 
 
 class LoadProgress:
@@ -98,7 +100,7 @@ async def serve(config: ExecutorConfig) -> None:
     place = None if on_cuda else DevicePlace(config)
 
     def rests(runner: Runner, info: ExecutorInfo) -> tuple[Runner, ExecutorInfo]:
-        return (RestingRunner(runner) if ranks is None else runner), info
+        return RestingRunner(runner), info
 
     worker = Worker(
         lambda: rests(*_started(partial(start, str(find_model(config)), progress), place)),
@@ -116,12 +118,13 @@ async def serve(config: ExecutorConfig) -> None:
         weights = Replacements(worker, load, first_weights(info, config.revision or ""))
         drop = None if ranks is None else ranks.drop_adapter
         adapters = ServedAdapters(worker.runner.adapters, read, config.lora_dir, drop)
-        sleep = Sleeping(worker, config, find_model(config), again, weights, adapters)
-        tiers = served_tiers(config, present_of(worker.runner), tls.channel)
+        group = ALONE_GROUP if ranks is None else ranks.group
+        again = partial(start_again, str(find_model(config)), group)
+        rest = Rest(config, find_model(config), info, lambda *start: _started(partial(again, *start), place), group)
+        sleep = Sleeping(worker, config, rest, weights, adapters, ranks)
+        others = None if ranks is None else ranks.shards
+        tiers = served_tiers(config, worker.runner, tls.channel, others)
         return Features(make_grammars(config, info), weights, adapters, tiers, sleep)
-
-    def again(config: ExecutorConfig, before: Before) -> tuple[Runner, ExecutorInfo]:
-        return _started(partial(start_again, config, str(find_model(config)), before), place)
 
     servicer = Controls(worker, make_features)
     server.add(servicer, executor_pb2_grpc.add_ExecutorServiceServicer_to_server, _SERVICE)
@@ -153,7 +156,7 @@ async def serve(config: ExecutorConfig) -> None:
         await server.stop(drained)
         await asyncio.to_thread(worker.stop)
         watchdog.stop()
-        servicer.close()
+        await servicer.close()
         if leader is not None:
             leader.stop()
             leader.end_as_it_was_ended()
@@ -164,9 +167,7 @@ async def serve(config: ExecutorConfig) -> None:
             os._exit(0)
 
 
-def _started(
-    start: Callable[[], tuple[Runner, ExecutorInfo]], place: DevicePlace | None
-) -> tuple[Runner, ExecutorInfo]:
+def _started(start: Callable[[], tuple[R, ExecutorInfo]], place: DevicePlace | None) -> tuple[R, ExecutorInfo]:
     """Starts the runner on the device thread, which the call is on, and keeps that in its place."""
     if place is None:
         return start()

@@ -78,11 +78,13 @@ def make_engine(
 
     def weights(engine: Engine) -> Rollout:
         timeout = config.recovery_timeout
-        return Rollout(scheduler, engine.executors.drivers, engine.wake_all, engine.end_request, timeout)
+        drivers, wake = engine.executors.drivers, engine.wake_all
+        return Rollout(scheduler, drivers, wake, engine.end_request, timeout, lambda: engine.sleep.check_awake())
 
     def adapters(engine: Engine) -> Adapters:
         changed = engine.availability.greet_again
-        return Adapters(engine.executors.drivers, engine.wake_all, changed, engine.end_request)
+        drivers, wake = engine.executors.drivers, engine.wake_all
+        return Adapters(drivers, wake, changed, engine.end_request, lambda: engine.sleep.check_awake())
 
     def sleep(engine: Engine) -> ModelSleep:
         return ModelSleep(engine, config.recovery_timeout, config.idle_timeout)
@@ -90,6 +92,6 @@ def make_engine(
     engine = Engine(
         config, discovery, connect, scheduler, admission, compile_grammar, weights, adapters, sleep, HeldOutputs
     )
-    tiers.follow(scheduler, engine.executors.drivers)
-    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers.on_reset)
+    tiers.follow(scheduler, engine.executors.drivers, engine.live)
+    caches.follow(scheduler, engine.executors.drivers, engine.adapters, tiers)
     return engine

@@ -97,6 +97,7 @@ class ReplicaState(Body):
     weights_version: str  # as `system_fingerprint`
     replacing_weights: bool  # its requests finish before it gets new weights
     name: str  # as in metrics; reused when this executor is gone
+    role: str  # both, prefill or decode, as --role; "" while it is not attached
     leaving: bool  # it gets no requests while there are other executors
     prefix_cache: PrefixCache
     generation_tokens: int

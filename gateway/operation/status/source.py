@@ -144,6 +144,7 @@ def _replica(one: admin_pb2.ReplicaStatus, ranks: Iterable[admin_pb2.RankStatus]
         weights_version=one.weights_version,
         replacing_weights=one.is_replacing_weights,
         name=one.name,
+        role=one.role,
         leaving=one.is_leaving,
         prefix_cache=PrefixCache(queries=one.num_prefix_queries, hits=one.num_prefix_hits),
         generation_tokens=one.num_generation_tokens,

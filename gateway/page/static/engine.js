@@ -77,8 +77,9 @@ function showReplicas({ replicas, sleep }) {
     const goes = replica.leaving ? "; it is leaving and gets no new requests" : "";
     const ends = replica.replacing_weights ? ", which will be replaced when its requests finish" : "";
     const weights = replica.weights_version ? `; weights ${replica.weights_version}${ends}` : "";
+    const role = { prefill: "; computes prompts for others", decode: "; continues prompts of others" }[replica.role] ?? "";
     const away = sleep.level ? "Asleep: the memory of the model is free." : `Not connected${processes(replica.ranks)}. Its requests continue when it is back, or on another executor.`;
-    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + nothing + weights + processes(replica.ranks) + goes : away;
+    byId("replicas").children[index].querySelector(".note").textContent = replica.attached ? rows + role + nothing + weights + processes(replica.ranks) + goes : away;
     replica.groups.forEach((group, place) => maps[index][place].show(group));
   });
 }

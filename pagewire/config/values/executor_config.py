@@ -30,8 +30,8 @@ def refusals(config: ExecutorConfig) -> Iterator[str | None]:
     if config.enable_expert_parallel:
         yield values.of_lone_experts(config.tensor_parallel_size)
     yield from adapters.refusals(config)
-    yield memory.of_tiers(config.kv_offloading_size, config.kv_offloading_dir, role_of(config), config.num_ranks)
     role = role_of(config)
+    yield memory.of_tiers(config, role)
     if config.runner == "pooling":
         yield of_vectors(role)
     if config.fault_injection is not None:

@@ -1,6 +1,8 @@
 """Settings that need more memory than this machine has: commands check them by the model's files before they start
 anything, the executor when it knows the model."""
 
+from pagewire.config.executor import OFFLOADING_DIR_GIB, ExecutorConfig
+
 _TOKEN_ID, _OF_STEP = 4, 32  # bytes of a token in a row, and of one in a step
 
 
@@ -41,13 +43,19 @@ def of_small_cache(num_bytes: int, bytes_per_token: int, max_model_len: int) -> 
     )
 
 
-def of_tiers(size: float, directory: str | None, role: str, num_ranks: int) -> str | None:
+def of_tiers(config: ExecutorConfig, role: str) -> str | None:
     """Returns why copies of KV blocks outside of the cache are refused; None if they are not."""
-    given = [f"--kv-offloading-size {size:g}"] * (size > 0) + [f"--kv-offloading-dir {directory}"] * bool(directory)
-    given += [f"--role {role}"] * (role != "both")
-    if not given or num_ranks == 1:
-        return None
-    return f"{given[0]}: an executor of {num_ranks} processes neither keeps nor sends copies of KV blocks; leave it out"
+    if role != "both" and config.num_ranks > 1:
+        return (
+            f"--role {role}: an executor of {config.num_ranks} processes sends no KV blocks to others and takes none; "
+            "leave it out"
+        )
+    if config.kv_offloading_dir is None and config.kv_offloading_dir_size != OFFLOADING_DIR_GIB:
+        return (
+            f"--kv-offloading-dir-size {config.kv_offloading_dir_size:g}: no directory is bounded by it; add "
+            "--kv-offloading-dir, or leave it out"
+        )
+    return None
 
 
 def _mib(num_bytes: int) -> str:

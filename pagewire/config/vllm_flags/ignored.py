@@ -85,7 +85,7 @@ _TABLE = (
     ("disable-hybrid-kv-cache-manager", "each kind of layer always has its own group of blocks"),
     (
         "enable-sleep-mode enable-cumem-allocator enable-nccl-comm-suspend",
-        "models sleep, except on several ranks: POST /sleep, or --idle-timeout",
+        "models sleep: POST /sleep, or --idle-timeout",
     ),
     (
         "max-seq-len-to-capture= max-context-len-to-capture=",

@@ -119,7 +119,9 @@ def check_stack(
         raise StartupError(f"--url: {url}/metrics has no metrics of Pagewire; give the gateway's address")
     sleep(seconds)
     change = Change(first, scrape(url, api_key, files))
-    yield _services(_status(url, api_key, files))
+    status = _status(url, api_key, files)
+    yield _services(status)
+    yield from _roles(status)
     for check in _CHECKS:
         yield check(change)
 
@@ -145,6 +147,21 @@ def _services(status: Mapping[str, object]) -> Finding:
     sleep = status.get("sleep")
     is_asleep = isinstance(sleep, dict) and sleep.get("level")
     return ok("services", f"{len(services)} serve{', the model sleeps' if is_asleep else ''}")
+
+
+def _roles(status: Mapping[str, object]) -> Findings:
+    """Yields what the roles of executors mean, if one has a role."""
+    replicas = status.get("replicas")
+    attached = [one for one in replicas if one.get("attached")] if isinstance(replicas, list) else []
+    roles = {str(one.get("name")): str(one.get("role")) for one in attached}
+    if not roles.keys() or set(roles.values()) <= {"both", "", "None"}:
+        return
+    found = ", ".join(f"{name} {role}" for name, role in roles.items())
+    for role, missing in (("prefill", "decode"), ("decode", "prefill")):
+        if set(roles.values()) == {role}:
+            yield warning("roles", found, f"without --role {missing}, these do all", f"start one with --role {missing}")
+            return
+    yield ok("roles", found)
 
 
 def _preemptions(change: Change) -> Finding:

@@ -69,7 +69,8 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
     capability = (seen[0].number("compute_cap") or 0.0) if seen else 0.0
     limits = Limits(rows, tokens, length, block_size(config, capability), config.state_block_size)
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-    weights = own.weight_bytes // ranks
+    offloaded = own.offloaded_bytes // ranks if seen else 0
+    weights = own.weight_bytes // ranks - offloaded
     usable = own.cache_bytes(rows * length, limits)
     if seen:
         total = (seen[0].number("memory.total") or 0) * 2**20
@@ -82,6 +83,7 @@ def _fit(host: Host, config: ExecutorConfig, path: Path) -> Iterator[Finding]:
     dtype = str(own.model.config.dtype).removeprefix("torch.")
     found = f"{size(weights)} of weights ({own.model.config.architecture}, {dtype}"
     found += f", a {ranks}th on each device) in {where}" if ranks > 1 else f") in {where}"
+    found += f", without {size(offloaded)} in host memory (--cpu-offload-gb)" if offloaded else ""
     if cache <= 0:
         yield problem(
             "model",

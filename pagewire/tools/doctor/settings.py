@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagewire.config import ServeConfig
 from pagewire.flags import refusals
+from pagewire.process import local_executors
 from pagewire.tools.doctor.finding import Finding, Findings, note, ok, problem, warning
 from pagewire.tools.doctor.host import Host
 
@@ -14,6 +15,9 @@ def check_settings(host: Host, config: ServeConfig) -> Findings:
     findings = list(_refused(host, config))
     findings += [finding for check in _CHECKS if (finding := check(config)) is not None]
     yield from findings or [ok("flags", "no contradictions")]
+    if config.prefill_executors:
+        names = zip(local_executors.names(config), local_executors.roles(config), strict=True)
+        yield ok("roles", ", ".join(f"{name} {role}" for name, role in names))
 
 
 def _refused(host: Host, config: ServeConfig) -> Findings:

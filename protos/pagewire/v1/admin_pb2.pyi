@@ -387,7 +387,7 @@ class SchedulerStatus(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., generation_tokens_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., num_generation_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., sleep: _Optional[_Union[ModelSleepStatus, _Mapping]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups", "weights_version", "is_replacing_weights", "name", "is_leaving", "num_prefix_queries", "num_prefix_hits", "num_generation_tokens")
+    __slots__ = ("address", "is_attached", "num_running", "max_num_seqs", "kv_groups", "weights_version", "is_replacing_weights", "name", "is_leaving", "num_prefix_queries", "num_prefix_hits", "num_generation_tokens", "role")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_ATTACHED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +400,7 @@ class ReplicaStatus(_message.Message):
     NUM_PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_attached: bool
     num_running: int
@@ -412,7 +413,8 @@ class ReplicaStatus(_message.Message):
     num_prefix_queries: int
     num_prefix_hits: int
     num_generation_tokens: int
-    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ..., weights_version: _Optional[str] = ..., is_replacing_weights: _Optional[bool] = ..., name: _Optional[str] = ..., is_leaving: _Optional[bool] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ...) -> None: ...
+    role: str
+    def __init__(self, address: _Optional[str] = ..., is_attached: _Optional[bool] = ..., num_running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroupStatus, _Mapping]]] = ..., weights_version: _Optional[str] = ..., is_replacing_weights: _Optional[bool] = ..., name: _Optional[str] = ..., is_leaving: _Optional[bool] = ..., num_prefix_queries: _Optional[int] = ..., num_prefix_hits: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class KVGroupStatus(_message.Message):
     __slots__ = ("num_blocks", "block_size", "num_free", "num_cached", "num_used", "num_shared", "window", "is_state", "map", "blocks_per_cell")

@@ -57,10 +57,12 @@ class BlockHashes(_message.Message):
     def __init__(self, group: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
 class ForgetBlocksRequest(_message.Message):
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "reset_at")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESET_AT_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockHashes]
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockHashes, _Mapping]]] = ...) -> None: ...
+    reset_at: int
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockHashes, _Mapping]]] = ..., reset_at: _Optional[int] = ...) -> None: ...
 
 class ForgetBlocksResponse(_message.Message):
     __slots__ = ()
@@ -195,7 +197,7 @@ class KVGroup(_message.Message):
     def __init__(self, num_blocks: _Optional[int] = ..., window: _Optional[int] = ..., state_tokens: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_methods", "draft_bounds", "max_adapters", "adapters", "adapter_directory", "found_adapters", "kv_tiers", "kv_format", "role", "sleep")
+    __slots__ = ("incarnation", "model_info", "block_size", "max_num_seqs", "max_num_batched_tokens", "device", "dtype", "weight_bytes", "kv_cache_bytes", "max_draft_tokens", "whole_prompts", "kv_groups", "weights", "predecessor_failed", "pipeline_stages", "num_ranks", "decode_costs", "draft_methods", "draft_bounds", "max_adapters", "adapters", "adapter_directory", "found_adapters", "kv_tiers", "kv_format", "role", "sleep", "sleep_decision", "reset_at")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_INFO_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +225,8 @@ class DescribeResponse(_message.Message):
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SLEEP_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_DECISION_FIELD_NUMBER: _ClassVar[int]
+    RESET_AT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     model_info: _common_pb2.ModelInfo
     block_size: int
@@ -250,7 +254,9 @@ class DescribeResponse(_message.Message):
     kv_format: str
     role: ExecutorRole
     sleep: SleepState
-    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_methods: _Optional[_Iterable[_Union[DraftMethod, _Mapping]]] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ..., adapter_directory: _Optional[str] = ..., found_adapters: _Optional[_Iterable[_Union[FoundAdapter, _Mapping]]] = ..., kv_tiers: _Optional[_Iterable[_Union[KVTier, _Mapping]]] = ..., kv_format: _Optional[str] = ..., role: _Optional[_Union[ExecutorRole, str]] = ..., sleep: _Optional[_Union[SleepState, _Mapping]] = ...) -> None: ...
+    sleep_decision: SleepDecision
+    reset_at: int
+    def __init__(self, incarnation: _Optional[int] = ..., model_info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., block_size: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., whole_prompts: _Optional[bool] = ..., kv_groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., predecessor_failed: _Optional[bool] = ..., pipeline_stages: _Optional[int] = ..., num_ranks: _Optional[int] = ..., decode_costs: _Optional[_Iterable[_Union[StepCost, _Mapping]]] = ..., draft_methods: _Optional[_Iterable[_Union[DraftMethod, _Mapping]]] = ..., draft_bounds: _Optional[_Iterable[_Union[DraftBound, _Mapping]]] = ..., max_adapters: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_common_pb2.Adapter, _Mapping]]] = ..., adapter_directory: _Optional[str] = ..., found_adapters: _Optional[_Iterable[_Union[FoundAdapter, _Mapping]]] = ..., kv_tiers: _Optional[_Iterable[_Union[KVTier, _Mapping]]] = ..., kv_format: _Optional[str] = ..., role: _Optional[_Union[ExecutorRole, str]] = ..., sleep: _Optional[_Union[SleepState, _Mapping]] = ..., sleep_decision: _Optional[_Union[SleepDecision, _Mapping]] = ..., reset_at: _Optional[int] = ...) -> None: ...
 
 class FoundAdapter(_message.Message):
     __slots__ = ("name", "path", "digest", "problem", "changed_at")
@@ -474,13 +480,23 @@ class SleepState(_message.Message):
     wakes_on_request: bool
     def __init__(self, level: _Optional[int] = ..., wakes_on_request: _Optional[bool] = ...) -> None: ...
 
+class SleepDecision(_message.Message):
+    __slots__ = ("state", "decided_at")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
+    state: SleepState
+    decided_at: int
+    def __init__(self, state: _Optional[_Union[SleepState, _Mapping]] = ..., decided_at: _Optional[int] = ...) -> None: ...
+
 class SleepRequest(_message.Message):
-    __slots__ = ("state", "term")
+    __slots__ = ("state", "term", "decided_at")
     STATE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
     state: SleepState
     term: int
-    def __init__(self, state: _Optional[_Union[SleepState, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    decided_at: int
+    def __init__(self, state: _Optional[_Union[SleepState, _Mapping]] = ..., term: _Optional[int] = ..., decided_at: _Optional[int] = ...) -> None: ...
 
 class SleepResponse(_message.Message):
     __slots__ = ("seconds",)
@@ -489,10 +505,12 @@ class SleepResponse(_message.Message):
     def __init__(self, seconds: _Optional[float] = ...) -> None: ...
 
 class WakeRequest(_message.Message):
-    __slots__ = ("term",)
+    __slots__ = ("term", "decided_at")
     TERM_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
     term: int
-    def __init__(self, term: _Optional[int] = ...) -> None: ...
+    decided_at: int
+    def __init__(self, term: _Optional[int] = ..., decided_at: _Optional[int] = ...) -> None: ...
 
 class WakeResponse(_message.Message):
     __slots__ = ("seconds",)

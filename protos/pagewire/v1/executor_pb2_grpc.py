@@ -206,7 +206,7 @@ class ExecutorServiceServicer:
     def Sleep(self, request, context):
         """Gives the memory of weights, KV cache and recorded steps back, between two steps. Ends the stream of steps, if there
         is one; none can be opened before Wake. Asleep already: sets the level that is asked for, if it is higher.
-        FAILED_PRECONDITION: a later scheduler has the executor. UNIMPLEMENTED: it consists of several ranks.
+        FAILED_PRECONDITION: a later scheduler has the executor. RESOURCE_EXHAUSTED: the host has no memory for the weights.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,7 +50,7 @@ class RankWelcome(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., store: _Optional[str] = ...) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("step", "reset", "load", "install", "drop", "end", "load_adapter", "drop_adapter", "num_unknown")
+    __slots__ = ("step", "reset", "load", "install", "drop", "end", "load_adapter", "drop_adapter", "open_tiers", "forget_blocks", "sleep", "wake", "num_unknown")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,10 @@ class RankCommand(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     DROP_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_TIERS_FIELD_NUMBER: _ClassVar[int]
+    FORGET_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_FIELD_NUMBER: _ClassVar[int]
+    WAKE_FIELD_NUMBER: _ClassVar[int]
     NUM_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     step: _executor_pb2.StepRequest
     reset: bool
@@ -68,17 +72,25 @@ class RankCommand(_message.Message):
     end: bool
     load_adapter: _common_pb2.Adapter
     drop_adapter: str
+    open_tiers: str
+    forget_blocks: _executor_pb2.ForgetBlocksRequest
+    sleep: int
+    wake: bool
     num_unknown: int
-    def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ..., load_adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., drop_adapter: _Optional[str] = ..., num_unknown: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[_Union[_executor_pb2.StepRequest, _Mapping]] = ..., reset: _Optional[bool] = ..., load: _Optional[_Union[_executor_pb2.Weights, _Mapping]] = ..., install: _Optional[bool] = ..., drop: _Optional[bool] = ..., end: _Optional[bool] = ..., load_adapter: _Optional[_Union[_common_pb2.Adapter, _Mapping]] = ..., drop_adapter: _Optional[str] = ..., open_tiers: _Optional[str] = ..., forget_blocks: _Optional[_Union[_executor_pb2.ForgetBlocksRequest, _Mapping]] = ..., sleep: _Optional[int] = ..., wake: _Optional[bool] = ..., num_unknown: _Optional[int] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("alive", "ready", "failed", "refused")
+    __slots__ = ("alive", "ready", "failed", "refused", "loaded", "has_forgotten")
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    HAS_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     alive: bool
     ready: bool
     failed: str
     refused: str
-    def __init__(self, alive: _Optional[bool] = ..., ready: _Optional[bool] = ..., failed: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
+    loaded: _executor_pb2.KVLoaded
+    has_forgotten: bool
+    def __init__(self, alive: _Optional[bool] = ..., ready: _Optional[bool] = ..., failed: _Optional[str] = ..., refused: _Optional[str] = ..., loaded: _Optional[_Union[_executor_pb2.KVLoaded, _Mapping]] = ..., has_forgotten: _Optional[bool] = ...) -> None: ...

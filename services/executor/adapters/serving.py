@@ -188,9 +188,9 @@ class ServedAdapters:
             await asyncio.get_running_loop().run_in_executor(self._reader, int)
 
     def on_wake(self, slots: Adapters) -> None:
-        """Takes in the slots of the model that was loaded again; they get the adapters that the former ones had."""
-        if self._slots is not None and isinstance(slots, AdapterSlots) and slots is not self._slots:
-            slots.host = self._slots.host
+        """Takes in the slots of the model that was loaded again, with the adapters in memory that the former ones
+        had."""
+        if self._slots is not None and isinstance(slots, AdapterSlots):
             self._slots = slots
 
     def _read_ahead(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,10 @@ from pagewire.services.executor.loading.cache_dtype import set_cache_dtype
 from pagewire.services.executor.loading.check_tensors import check_tensors
 from pagewire.services.executor.loading.checkpoint import open_checkpoint
 from pagewire.services.executor.loading.config_file import parse_overrides
-from pagewire.services.executor.loading.load_own import dense_bytes, make_own, served_len
+from pagewire.services.executor.loading.load_own import dense_bytes, make_own, module_bytes, served_len
 from pagewire.services.executor.loading.loader import resolve_dtype
+from pagewire.services.executor.loading.offload import choose
+from pagewire.services.executor.loading.weights import WeightSource
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
 from pagewire.services.executor.step.limits import Limits
@@ -27,6 +30,7 @@ class Footprint:
 
     model: OwnModel  # without allocated memory
     weight_bytes: int
+    offloaded_bytes: int = 0  # that --cpu-offload-gb would save on a device
 
     def cache_bytes(self, num_tokens: int, limits: Limits) -> int:
         """Returns the bytes of a KV cache for that many tokens."""
@@ -56,4 +60,12 @@ def footprint(config: ExecutorConfig, path: Path) -> Footprint | None:
     set_cache_dtype(model, config.kv_cache_dtype)
     stored = 0 if weights is None else check_tensors(path, weights, model)
     quantized = dense_bytes(model) if config.quantization == "none" else stored
-    return Footprint(model, model.weight_bytes + quantized)
+    return Footprint(model, model.weight_bytes + quantized, _offloaded(config, model, weights, model_config.dtype))
+
+
+def _offloaded(config: ExecutorConfig, model: OwnModel, weights: WeightSource | None, dtype: torch.dtype) -> int:
+    if not config.cpu_offload_gb:
+        return 0
+    stored = None if config.quantization == "none" else weights
+    num_bytes = int(config.cpu_offload_gb * config.num_ranks * 2**30)  # of each device
+    return choose(model, num_bytes, partial(module_bytes, stored, dtype)).saved_bytes

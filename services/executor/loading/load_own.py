@@ -14,6 +14,7 @@ from pagewire.kernels.ops import cpu_backend
 from pagewire.process.process import usable_cores
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.copies import CudaCopies
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.layers.experts.experts import ExpertsLinear
 from pagewire.services.executor.layers.placement import Placement
@@ -32,7 +33,6 @@ from pagewire.services.executor.loading.weights.cache import WeightsCache
 from pagewire.services.executor.loading.weights.pack_dense import pack_dense, packs_dense
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.models.registry import ARCHITECTURES
-from pagewire.services.executor.models.streaming import CudaCopies
 from pagewire.services.executor.parallel.communicator import ALONE, Communicator
 from pagewire.services.executor.parallel.stage import WHOLE, Stage
 
@@ -91,7 +91,7 @@ def load_own(
     dequantize = quantization == "none" or for_torch
     offload = NOTHING
     if offload_bytes:
-        offload = choose(shapes, offload_bytes, partial(_module_bytes, None if dequantize else weights, dtype))
+        offload = choose(shapes, offload_bytes, partial(module_bytes, None if dequantize else weights, dtype))
         assert isinstance(whole, StreamingModel)
         numbers = placement.stage.layers(len(whole.layers))
         placement = replace(placement, host_layers=frozenset(numbers[index] for index in offload.layers))
@@ -101,7 +101,9 @@ def load_own(
     model.cache_order = tuple(dict.fromkeys(cache_order))
     filler = Filler(model, device, dequantize, min(MAX_THREADS[device.type], usable_cores()), progress, offload)
     cache = None
-    if weights is not None and weights_cache is not None and not offload_bytes:
+    if weights_cache is not None and offload_bytes:
+        logger.info("--weights-cache is not used: weights that --cpu-offload-gb keeps in host memory are not cached")
+    elif weights is not None and weights_cache is not None:
         cache = _cache_at(weights_cache, checkpoint, dtype, placement, dequantize=dequantize)
     if cache is None or not cache.load(model, filler.num_threads, progress):
         if weights is None:
@@ -183,7 +185,7 @@ def _quantized_bytes(weights: WeightSource, model: OwnModel) -> int:
     return sum(stored_bytes(weights, shard) for shard in shards if shard.format is not None)
 
 
-def _module_bytes(weights: WeightSource | None, dtype: torch.dtype, module: WeightModule) -> int:
+def module_bytes(weights: WeightSource | None, dtype: torch.dtype, module: WeightModule) -> int:
     """Returns the bytes of a module's weight. weights: where quantized ones are stored; None: they become dense."""
     if all(shard.format is None for shard in module.shards):
         return sum(part.nbytes for part in module.parts)

@@ -14,7 +14,7 @@ from pagewire.config.values.offload import of_offloaded_transformers
 from pagewire.services.executor.config.model_config import ModelLoadError
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.loading.cache_dtype import set_cache_dtype, set_kv_scales
-from pagewire.services.executor.loading.checkpoint import open_checkpoint
+from pagewire.services.executor.loading.checkpoint import Checkpoint, open_checkpoint
 from pagewire.services.executor.loading.load_own import load_own
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.models.registry import ARCHITECTURES
@@ -72,18 +72,15 @@ def load_model(
             "which docs/models.md lists; use --model-impl transformers"
         )
     if model_impl == "transformers" or not own:
-        name = checkpoint.architecture
-        refused = values.of_dense(quantization, name) or values.of_division(name, tensor.size, stage.count)
+        refused = values.of_dense(quantization, checkpoint.architecture)
+        refused = refused or values.of_division(checkpoint.architecture, tensor.size, stage.count)
         if offload_bytes:
-            refused = refused or of_offloaded_transformers(name)
+            refused = refused or of_offloaded_transformers(checkpoint.architecture)
         if refused:  # GGUF files are dequantized, other quantized checkpoints refused
             raise ModelLoadError(refused)
-        # Imported here: transformers takes seconds to import, and our own models do not need it.
-        from pagewire.services.executor.loading.load_transformers import load_transformers_model
-
-        loaded: Model = load_transformers_model(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
         if weights_cache is not None:
             logger.info("weights cache: not used for models that run in transformers' code")
+        loaded = _load_transformers(checkpoint, torch_dtype, device, max_model_len, dummy_seed)
         progress(1.0, checkpoint.path.name)
     else:
         loaded = load_own(
@@ -104,6 +101,19 @@ def load_model(
     set_cache_dtype(loaded, kv_cache_dtype)
     set_kv_scales(loaded, None if load_format == "dummy" else checkpoint.weights(), checkpoint.path, device)
     return loaded
+
+
+def _load_transformers(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+    dummy_seed: int | None,
+) -> Model:
+    # Imported here: transformers takes seconds to import, and our own models do not need it.
+    from pagewire.services.executor.loading.load_transformers import load_transformers_model
+
+    return load_transformers_model(checkpoint, dtype, device, max_model_len, dummy_seed)
 
 
 def resolve_dtype(name: str, checkpoint_dtype: torch.dtype | None) -> torch.dtype:

@@ -13,11 +13,12 @@ from torch import Tensor
 from pagewire.kernels.quantized import PackedWeight
 from pagewire.services.executor.config.model_config import ModelConfig, ModelLoadError
 from pagewire.services.executor.device import memory
+from pagewire.services.executor.device.copies import Copies
 from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.layers.weights import WeightModule
 from pagewire.services.executor.loading.twins import twins
 from pagewire.services.executor.models.protocol import OwnModel
-from pagewire.services.executor.models.streaming import BUFFERS, Copies, StreamedWeights
+from pagewire.services.executor.models.streaming import BUFFERS, StreamedWeights
 
 logger = logging.getLogger(__name__)
 

@@ -9,46 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
+
+from pagewire.services.executor.device.copies import Copies
 
 BUFFERS = 2
 
 _Layer = TypeVar("_Layer")
-
-
-class Copies(Protocol):
-    """Copies to a device that run beside what it computes, one after the other."""
-
-    def after_computing(self) -> None:
-        """Makes copies that follow wait for all that has been launched so far."""
-
-    def copy(self, target: Tensor, source: Tensor) -> Any:
-        """Starts to copy; returns a mark of its end."""
-
-    def wait(self, mark: Any) -> None:
-        """Makes all that is launched from here on wait for the mark."""
-
-
-class CudaCopies:
-    """Copies on a separate stream, which become part of a graph while one is captured."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def after_computing(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event:
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        return self._stream.record_event()
-
-    def wait(self, mark: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self._device).wait_event(mark)
 
 
 @dataclass(frozen=True)
@@ -63,21 +32,20 @@ class StreamedWeights:
         """Yields the layers in order, each when the device may be told to compute it; it must be told before the next
         is asked for."""
         order = list(self.host)
-        self.copies.after_computing()  # the last step's layers, which used the buffers
-        marks = {index: self._copy(turn, index) for turn, index in enumerate(order[:BUFFERS])}
+        after = self.copies.now()  # the last step's layers, which used the buffers
+        marks = {index: self._copy(turn, index, after) for turn, index in enumerate(order[:BUFFERS])}
         turn = 0
         for index, layer in enumerate(layers):
             if index not in self.host:
                 yield layer
                 continue
-            self.copies.wait(marks.pop(index))
+            self.copies.hold(marks.pop(index))
             yield layer
             following, turn = turn + BUFFERS, turn + 1
             # Only with a copy behind it: work that nothing waits for must not be left when a capture ends.
             if following < len(order):
-                self.copies.after_computing()
-                marks[order[following]] = self._copy(following, order[following])
+                marks[order[following]] = self._copy(following, order[following], self.copies.now())
 
-    def _copy(self, turn: int, index: int) -> Any:
+    def _copy(self, turn: int, index: int, after: Any) -> Any:
         source = self.host[index]
-        return self.copies.copy(self.buffers[turn % BUFFERS][: len(source)], source)
+        return self.copies.copy(self.buffers[turn % BUFFERS][: len(source)], source, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -33,12 +34,15 @@ from pagewire.services.executor.ranks.formation import (
 from pagewire.services.executor.ranks.link import Link, connect, introduce
 from pagewire.services.executor.ranks.outcomes import Outcomes
 from pagewire.services.executor.ranks.piping import pipes_of, take_ends
+from pagewire.services.executor.ranks.shards import FollowersShards
 from pagewire.services.executor.ranks.tls_link import followers_link
-from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.runner import Begun
 from pagewire.services.executor.service import convert
 from pagewire.services.executor.service.replacement import LoadedWeights, load_weights
-from pagewire.services.executor.start.startup import start_runner
+from pagewire.services.executor.service.sleep.rest import NoRoom, Rest, start_again
+from pagewire.services.executor.service.sleep.resting_runner import RestingRunner
+from pagewire.services.executor.tiers.runner import TieredRunner
+from pagewire.services.executor.tiers.start import start_tiered
 from pagewire.v1.common_pb2 import Adapter
 from pagewire.v1.executor_pb2 import StepRequest, Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
@@ -83,6 +87,8 @@ class Follower:
         self._reader = ThreadPoolExecutor(1, "weights", initializer=step_back)
         self._loading: Future[LoadedWeights] | None = None
         self._outcomes = Outcomes()
+        self._loop = asyncio.get_running_loop()
+        self._shards: FollowersShards | None = None  # None: there are no tiers
 
     def on_signal(self, number: signal.Signals) -> None:
         """Leaves the end to the leader, which lets requests finish; a second signal ends this process at once."""
@@ -117,7 +123,12 @@ class Follower:
 
     def _serve(self, link: Link, group: Group) -> None:
         try:
-            runner, _ = start_runner(self._config, str(find_model(self._config)), _no_progress, group)
+            path = find_model(self._config)
+            started, info = start_tiered(self._config, str(path), _no_progress, group)
+            if isinstance(started, TieredRunner):
+                self._shards = FollowersShards(started, link, group.rank, group.size, self._loop)
+            runner = RestingRunner(started)
+            self._rest = Rest(self._config, path, info, partial(start_again, str(path), group), group)
             link.send(RankReport(ready=True))
             logger.info("rank %d of %d is ready", group.rank, group.size)
             while not self._has_ended:
@@ -132,7 +143,7 @@ class Follower:
             group.failure.set(str(error))
             raise
 
-    def _do(self, command: RankCommand, runner: ModelRunner, group: Group) -> None:
+    def _do(self, command: RankCommand, runner: RestingRunner, group: Group) -> None:
         kind = command.WhichOneof("command")
         if kind == "step":
             if command.HasField("num_unknown"):
@@ -154,14 +165,28 @@ class Follower:
         elif kind == "load_adapter":
             self._reader.submit(self._load_adapter, command.load_adapter, runner, group)
         elif kind == "drop_adapter":
-            self._reader.submit(self._slots(runner).host.forget, command.drop_adapter)
+            self._reader.submit(self._rest.adapters_of(runner).forget, command.drop_adapter)
+        elif kind == "sleep":
+            self._outcomes.clear()
+            self._sleep(command.sleep, runner)
+        elif kind == "wake":
+            self._rest.come_back(runner)
+            release_unused_memory()
+        elif kind == "open_tiers":
+            self._tiers.open(command.open_tiers)
+        elif kind == "forget_blocks":
+            self._tiers.forget(command.forget_blocks)
         else:
             self._has_ended = True
+            if self._shards is not None:
+                self._shards.close()
 
-    def _execute(self, request: StepRequest, runner: ModelRunner) -> None:
+    def _execute(self, request: StepRequest, runner: RestingRunner) -> None:
         step, begun = convert.step_from_proto(request, runner.model.config.vocab_size), Begun()
         if step.slot_changes:
             step = with_adapters(step, self._slots(runner).host)
+        if self._shards is not None:
+            step = self._shards.attach(step, request)
         try:
             self._outcomes.add(runner.execute(step, begun))
         except Exception as error:
@@ -173,21 +198,34 @@ class Follower:
             assert self._link is not None
             self._link.send(RankReport(refused=f"{type(error).__name__}: {error}"))
 
-    def _load(self, wanted: Weights, runner: ModelRunner, group: Group) -> LoadedWeights:
+    def _sleep(self, level: int, runner: RestingRunner) -> None:
+        try:
+            self._rest.leave(runner, level)
+        except NoRoom as error:  # the leader reports it
+            logger.error("there is no host memory for the weights of this rank: %s", error)
+        gc.collect()
+        release_unused_memory()
+
+    def _load(self, wanted: Weights, runner: RestingRunner, group: Group) -> LoadedWeights:
         try:
             return load_weights(self._config, runner, wanted, group)
         except Exception as error:
             logger.error("these weights cannot replace the weights in force: %s", error)
             raise
 
-    def _load_adapter(self, wanted: Adapter, runner: ModelRunner, group: Group) -> None:
+    def _load_adapter(self, wanted: Adapter, runner: RestingRunner, group: Group) -> None:
         slots = self._slots(runner)
         try:
             slots.host.keep(load_adapter(slots, wanted, group))
         except Exception as error:
             logger.error("the adapter %s cannot be served: %s", wanted.name, error)
 
-    def _slots(self, runner: ModelRunner) -> AdapterSlots:
+    @property
+    def _tiers(self) -> FollowersShards:
+        assert self._shards is not None  # the leader has some
+        return self._shards
+
+    def _slots(self, runner: RestingRunner) -> AdapterSlots:
         assert isinstance(runner.adapters, AdapterSlots)
         return runner.adapters
 

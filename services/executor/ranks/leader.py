@@ -37,7 +37,7 @@ from pagewire.stack import followers
 from pagewire.stack.followers import ending
 from pagewire.v1.admin_pb2 import RankState, ServiceStatus
 from pagewire.v1.common_pb2 import Adapter
-from pagewire.v1.executor_pb2 import Weights
+from pagewire.v1.executor_pb2 import ForgetBlocksRequest, KVLoaded, Weights
 from pagewire.v1.rank_link_pb2 import RankCommand, RankHello, RankReport
 from pagewire.wire.tls import failed_handshake
 
@@ -71,6 +71,8 @@ class Leader:
         self._stopping = False
         self._is_ready = False  # like all other ranks
         self._was_killed = False  # a rank, from outside of the group
+        self.on_loaded: Callable[[KVLoaded], None] = lambda loaded: None  # receives reports of loads, on any thread
+        self._forgetting, self._num_forgets = threading.Lock(), 0  # the latter: commands to forget blocks
 
     def start(self) -> None:
         """Listens. Raises StartupError."""
@@ -130,6 +132,21 @@ class Leader:
                     )
                 other.refused = ""
         self.failure.check()
+
+    def forget(self, request: ForgetBlocksRequest, timeout: float) -> bool:
+        """Makes the tiers of all followers forget blocks; returns whether they have in time. Raises RankLost."""
+        others = self._followers.values()
+        with self._forgetting:
+            self._num_forgets += 1
+            number = self._num_forgets
+            self.send(RankCommand(forget_blocks=request))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.failure.reason is not None or all(other.num_answers >= number for other in others),
+                timeout,
+            )
+        self.failure.check()
+        return all(other.num_answers >= number and number not in other.unforgotten for other in others)
 
     def load(self, weights: Weights) -> None:
         self.send(RankCommand(load=weights))
@@ -269,6 +286,9 @@ class Leader:
             self._lost(follower, self._how_it_ended(follower))
 
     def _take(self, follower: Member, report: RankReport) -> None:
+        if report.HasField("loaded"):
+            self.on_loaded(report.loaded)
+            return
         with self._changed:
             follower.take(report)
             self._changed.notify_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.services.executor.ranks.link import Link
 from pagewire.v1.admin_pb2 import RankState
@@ -27,6 +27,8 @@ class Member:
     is_lost: bool = False
     failed: str = ""  # the reason that it reported
     refused: str = ""  # why it cannot execute the last step
+    num_answers: int = 0  # to commands to forget blocks
+    unforgotten: set[int] = field(default_factory=set)  # numbers of the commands, from 1, that it could not follow
     _refused_at: float = 0.0
 
     def take(self, report: RankReport) -> None:
@@ -37,6 +39,10 @@ class Member:
             self.refused, self._refused_at = report.refused, time.monotonic()
         elif kind == "ready":
             self.is_ready = True
+        elif kind == "has_forgotten":
+            self.num_answers += 1
+            if not report.has_forgotten:
+                self.unforgotten.add(self.num_answers)
 
     @property
     def refuses_alone(self) -> bool:

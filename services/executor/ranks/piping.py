@@ -104,6 +104,19 @@ def _through(group: dist.ProcessGroup, peer: int) -> Callable[[Sequence[int]], P
 
 
 def _arranged(planned: _Plan, rank: int, made: Mapping[int, PipeEnd]) -> Pipes:
-    streams = {planned[index][:2].index(rank): end for index, end in made.items() if planned[index][2] == "stream"}
-    tokens = [end for index, end in sorted(made.items()) if planned[index][2] == "tokens"]
+    kept = {index: _kept(end) for index, end in made.items()}
+    streams = {planned[index][:2].index(rank): end for index, end in kept.items() if planned[index][2] == "stream"}
+    tokens = [end for index, end in sorted(kept.items()) if planned[index][2] == "tokens"]
     return Pipes(before=streams.get(1), behind=streams.get(0), tokens=tokens)
+
+
+def _kept(end: PipeEnd) -> PipeEnd:
+    """Makes the pipe once: a runner that comes back from sleep continues where the one before it has stopped."""
+    made: list[Pipe] = []
+
+    def make(most_bytes: Sequence[int]) -> Pipe:
+        if not made:
+            made.append(end(most_bytes))
+        return made[0]
+
+    return make

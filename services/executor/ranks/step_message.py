@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pagewire.services.executor.parallel.tokens import followers_sampling
 from pagewire.services.executor.step.step import NewRequest, Step
+from pagewire.services.executor.tiers.messages import loads_of, sets_of
+from pagewire.services.executor.tiers.runner import TieredStep
 from pagewire.v1 import common_pb2, executor_pb2
 
 
@@ -11,6 +13,7 @@ def step_to_proto(step: Step) -> executor_pb2.StepRequest:
     """Returns a valid step in the form that other ranks need: without values for sampling only, and without images of
     prompts that fail."""
     drafts = step.num_draft_tokens
+    moves = step if isinstance(step, TieredStep) else None
     return executor_pb2.StepRequest(
         step_id=step.step_id,
         request_ids=step.request_ids,
@@ -25,6 +28,8 @@ def step_to_proto(step: Step) -> executor_pb2.StepRequest:
             executor_pb2.AdapterSlot(slot=change.slot, digest=change.digest if change.adapter else "")
             for change in step.slot_changes
         ],
+        saves=[] if moves is None else sets_of(moves.saves),
+        loads=[] if moves is None else loads_of(moves),
     )
 
 

@@ -91,7 +91,7 @@ class ModelRunner:
         self._images = images
         self._logprobs_mode = logprobs_mode
         self._tokens = tokens
-        self._stage = stage
+        self.stage = stage
         self._prompt_scores = prompt_scores
         self.adapters = adapters
         self._inputs = InputBuffers(
@@ -149,7 +149,7 @@ class ModelRunner:
         launching: called with the step's load (`InputBatch.load`) before the forward pass, after all its inputs were
         sent to the device.
         """
-        self._stage.begin(step, self._state)
+        self.stage.begin(step, self._state)
         self._state.settle()
         step = self._images.update(step)
         self._prompt_scores.update(step)
@@ -164,12 +164,12 @@ class ModelRunner:
         shape = graphs.padded(batch.shape)
         self._inputs.stage(batch, step, self._block_tables, shape)
         launching(batch.load)
-        self._stage.receive(batch, self._state)
+        self.stage.receive(batch, self._state)
         hidden = graphs.run("forward", shape, lambda: self._forward(shape, images))
-        if not self._stage.is_last:
+        if not self.stage.is_last:
             return self._pass_on(step, batch)
         sampled = self._sample(hidden, batch, shape, graphs) if len(batch.sampled) else None
-        self._stage.end(None if sampled is None else sampled.token_ids)
+        self.stage.end(None if sampled is None else sampled.token_ids)
         results = self._results(hidden, batch, sampled)
         prompt_parts, lines = self._prompt_scores.compute(hidden, batch, step, self._state)
         stats.GRAPH_STEPS.labels(graphs.mode(shape), stats.step_kind(step)).inc()
@@ -196,7 +196,7 @@ class ModelRunner:
 
     def _forward(self, shape: BatchShape, images: StepImages | None) -> Tensor:
         """Returns hidden states [num_tokens, hidden_size] of the staged step."""
-        stream = self._stage.stream(shape.num_tokens)
+        stream = self.stage.stream(shape.num_tokens)
         input_ids, context = self._inputs.gather(
             shape, self._state, self._block_tables, self.limits.block_size, self._split_size, images, stream
         )
@@ -246,7 +246,7 @@ class ModelRunner:
     def _pass_on(self, step: Step, batch: InputBatch) -> StepOutput:
         """Passes the step on to the next stage; the last one samples and answers."""
         drafted = self._state.advance(batch.rows, batch.query_lens, batch.sampled_rows, batch.num_samples)
-        self._stage.pass_on(batch, self._state, drafted)
+        self.stage.pass_on(batch, self._state, drafted)
         return StepOutput(step.step_id, [], [], batch.num_tokens, None)
 
     def _results(self, hidden: Tensor, batch: InputBatch, sampled: SampledTokens | None) -> dict[str, Tensor]:
@@ -277,7 +277,7 @@ class ModelRunner:
             failures={request.request_id: request.failure for request in step.new_requests if request.failure}
             | {step.request_ids[batch.sampled[i]]: Failure(Cause.GRAMMAR, error) for i, error in errors.items()},
             prompt_parts=prompt_parts,
-            stages=self._stage.times,
+            stages=self.stage.times,
         )
         self._state.sampling.constraints.follow(output, batch.sampled_rows)
         return output
@@ -292,7 +292,7 @@ class ModelRunner:
         have rows. Returns False if there is no such shape. Not for several stages: others would have to take part."""
         if self.proposer.prepare():
             return True
-        if self._stage is not NO_EXCHANGE or (shape := self._graphs.missing()) is None:
+        if self.stage is not NO_EXCHANGE or (shape := self._graphs.missing()) is None:
             return self.proposer.record_missing()
         self._inputs.stage(NO_REQUESTS, NO_STEP, self._block_tables, shape)
         hidden = self._graphs.run("forward", shape, lambda: self._forward(shape, None))

@@ -32,6 +32,9 @@ class StageExchange:
     def end(self, token_ids: Tensor | None) -> None:
         """Ends the step on the last stage. token_ids int64 [R]: the sampled tokens; None: nothing was sampled."""
 
+    def leave(self) -> None:
+        """Takes what other stages have sent and nothing has received, as no step follows."""
+
     @property
     def times(self) -> StageTimes | None:
         """Returns the times of the last step, on the last stage."""

@@ -55,14 +55,14 @@ class Controls(ExecutorServicer):
     ) -> executor_pb2.SleepResponse:
         sleep = (await self._features()).sleep
         self._check_term(request.term)
-        return executor_pb2.SleepResponse(seconds=await sleep.fall_asleep(request.state))
+        return executor_pb2.SleepResponse(seconds=await sleep.fall_asleep(request.state, request.decided_at))
 
     async def Wake(
         self, request: executor_pb2.WakeRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.WakeResponse:
         sleep = (await self._features()).sleep
         self._check_term(request.term)
-        return executor_pb2.WakeResponse(seconds=await sleep.wake())
+        return executor_pb2.WakeResponse(seconds=await sleep.wake(request.decided_at))
 
     async def WatchTiers(
         self, request: executor_pb2.WatchTiersRequest, context: grpc.aio.ServicerContext
@@ -73,7 +73,7 @@ class Controls(ExecutorServicer):
     async def ForgetBlocks(
         self, request: executor_pb2.ForgetBlocksRequest, context: grpc.aio.ServicerContext
     ) -> executor_pb2.ForgetBlocksResponse:
-        await (await self._features()).tiers.forget(request.blocks)
+        await (await self._features()).tiers.forget(request.blocks, request.reset_at)
         return executor_pb2.ForgetBlocksResponse()
 
     async def ReadBlocks(

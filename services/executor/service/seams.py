@@ -85,28 +85,29 @@ class TierCalls(Protocol):
     def watch(self) -> AsyncIterator[TierChanges]:
         """Yields what the tiers hold, then how it changes."""
 
-    async def forget(self, blocks: Sequence[BlockHashes]) -> None:
-        """Forgets blocks in every tier; none: all. Raises RpcError."""
+    async def forget(self, blocks: Sequence[BlockHashes], reset_at: int) -> None:
+        """Forgets blocks in every tier; none: all, by a reset of this time. Raises RpcError."""
 
     def read(self, request: ReadBlocksRequest) -> AsyncIterator[BlockContents]:
         """Yields those of the blocks that the tiers hold. Raises RpcError."""
 
-    def close(self) -> None:
-        """Ends threads."""
+    async def close(self) -> None:
+        """Ends threads; what is to be saved is saved if that is quick."""
 
 
 class Sleep(Protocol):
     """Gives the model's memory back, and takes it again. Used on the event loop."""
 
-    state: SleepState  # of the model, now
-
     def check(self) -> None:
         """Raises RpcError FAILED_PRECONDITION unless the model is awake."""
 
-    async def fall_asleep(self, wanted: SleepState) -> float:
+    def describe(self, response: DescribeResponse) -> None:
+        """Adds to a description whether the model sleeps, and what was decided about it."""
+
+    async def fall_asleep(self, wanted: SleepState, decided_at: int) -> float:
         """Gives the model's memory back; returns the seconds that it took. Raises RpcError."""
 
-    async def wake(self) -> float:
+    async def wake(self, decided_at: int) -> float:
         """Makes the model ready for steps; returns the seconds that it took. Raises RpcError if it sleeps on."""
 
     def close(self) -> None: ...

@@ -66,8 +66,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         response = convert.describe_response(info, await features.weights.in_force())
         await features.tiers.describe(response)  # at once: for the weights that are in force
         response.MergeFrom(await features.adapters.describe())
-        if features.sleep.state.level:
-            response.sleep.CopyFrom(features.sleep.state)
+        features.sleep.describe(response)
         return response
 
     async def _features(self) -> Features:
@@ -76,11 +75,12 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             self._made = self._make_features(info)
         return self._made
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends everything that the calls have started. No call may follow."""
-        if self._made is not None:
-            for feature in self._made:
+        if (made := self._made) is not None:
+            for feature in (made.grammars, made.weights, made.adapters, made.sleep):
                 feature.close()
+            await made.tiers.close()
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.StepRequest], context: grpc.aio.ServicerContext

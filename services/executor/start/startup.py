@@ -28,11 +28,11 @@ from pagewire.services.executor.device import memory
 from pagewire.services.executor.device.progress import Progress
 from pagewire.services.executor.graphs.capture_sizes import capture_sizes, prompt_sizes
 from pagewire.services.executor.layers.kv_spec import KVSpec
-from pagewire.services.executor.loading.served_model import load_served
+from pagewire.services.executor.loading.served_model import ServedModel, load_served
 from pagewire.services.executor.models.pooling import Pooling
 from pagewire.services.executor.models.protocol import Model
 from pagewire.services.executor.parallel.group import ALONE_GROUP, Group
-from pagewire.services.executor.runner.executor_info import NO_COSTS, ExecutorInfo
+from pagewire.services.executor.runner.executor_info import NO_COSTS, DecodeCosts, ExecutorInfo
 from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.probe import BrokenModel, probe
 from pagewire.services.executor.start.before import Before
@@ -88,6 +88,42 @@ def start_runner(
     """
     config = replace(config, cpu_share=config.cpu_share / group.num_local)
     device, phases = resolve_device(config.device), Phases()
+    _prepare(config, device)
+    with phases("weights"):
+        path = Path(model_path)
+        served = before.served if before is not None else None
+        if served is None:
+            served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
+        group.check_same("weights", served.digest)
+    setup = _set_up(config, served, device, group)
+    with phases("drafter"):
+        setup = setup.with_drafter()  # before the free memory is measured
+    if config.enable_lora:
+        with phases("adapters"):
+            # Behind the drafter: a copy of the model drafts without adapters.
+            setup = replace(setup, adapters=make_slots(config, setup.model, device, group))
+    if before is None:
+        size = group.least(num_blocks(setup, path, phases, progress))
+    else:
+        size = before.info.cache_size
+        memory.check_kv_cache_fits(setup.cache_bytes(size), device, "--kv-cache-memory-bytes, or free memory")
+    progress(1.0, "KV cache")
+    with phases("kv_cache"):
+        longest = kv_cache.longest_request(kv_cache.kv_groups(setup.model, size, setup.limits), setup.limits)
+        runner = setup.runner(size, replace(setup.limits, max_model_len=longest))
+    _make_ready(setup, runner, model_path, phases, progress)
+    costs = _measured(setup, runner, phases) if before is None else before.info.decode_costs
+    logger.info("ready: %s", phases)
+    group.check()
+    info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs, cache_size=size)
+    if before is not None:
+        info = replace(info, incarnation=before.info.incarnation)
+    _report_bytes(info, runner, device)
+    return runner, info
+
+
+def _prepare(config: ExecutorConfig, device: torch.device) -> None:
+    """Refuses settings that the device does not allow, and chooses how the process computes from now on."""
     if refused := of_offload(config, on_cuda=device.type == "cuda"):
         raise StartupError(refused)
     if device.type == "cuda":
@@ -97,35 +133,39 @@ def start_runner(
         kernels = _cpu_kernels()
         stats.CPU_BACKEND.labels(kernels).set(1)
     stats.ATTENTION_BACKEND.labels(_ATTENTION_BACKENDS[kernels]).set(1)
-    most = min(values.step_limits(config, on_cuda=device.type == "cuda"))
-    sizes = capture_sizes(config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, most)
+    _capture_sizes(config, device)
     _set_batch_invariance(config, device)
     # The number of OpenMP threads is a setting of the calling thread.
     torch.set_num_threads(config.num_threads or _num_threads(config))
-    with phases("weights"):
-        path = Path(model_path)
-        served = before.served if before is not None else None
-        if served is None:
-            served = load_served(config, path, device, config.load_format, progress, group.tensor, group.stage)
-        group.check_same("weights", served.digest)
+
+
+def _capture_sizes(config: ExecutorConfig, device: torch.device) -> tuple[int, ...]:
+    """Returns the numbers of requests of steps to capture. Raises StartupError for flags that contradict each other."""
+    most = min(values.step_limits(config, on_cuda=device.type == "cuda"))
+    return capture_sizes(config.cudagraph_capture_sizes, config.max_cudagraph_capture_size, most)
+
+
+def _set_up(config: ExecutorConfig, served: ServedModel, device: torch.device, group: Group) -> Setup:
+    """Returns what a runner is made of, without a drafter and without adapters. Refuses settings that do not suit the
+    model."""
     model, pooling = served.model, served.pooling
-    if config.batch_invariant and (refused := values.of_batches(str(model.config.dtype).removeprefix("torch."))):
+    dtype = str(model.config.dtype).removeprefix("torch.")
+    if config.batch_invariant and (refused := values.of_batches(dtype)):
         raise StartupError(refused)
     if not pooling.generates and (refused := of_vectors(role_of(config))):
         raise StartupError(refused)
     _check_model(model, device)
     limits = _limits(config, model, pooling, device)
-    if refused := of_kv_cache.of_cache_dtype(config.kv_cache_dtype, str(model.config.dtype).removeprefix("torch.")):
+    if refused := of_kv_cache.of_cache_dtype(config.kv_cache_dtype, dtype):
         raise StartupError(refused)
     uses_graphs = _uses_graphs(config, model, device)
-    records = _records_steps(config, model, device)
-    setup = Setup(
+    return Setup(
         config,
         model,
         limits,
-        sizes if uses_graphs and pooling.generates else (),
+        _capture_sizes(config, device) if uses_graphs and pooling.generates else (),
         device,
-        records,
+        _records_steps(config, model, device),
         pooling,
         group,
         # With splits of a fixed size, a graph would keep scratch memory for the longest context of every request.
@@ -133,47 +173,33 @@ def start_runner(
         if uses_graphs and not config.attention_split_size
         else (),
     )
-    with phases("drafter"):
-        setup = setup.with_drafter()  # before the free memory is measured
-    if config.enable_lora:
-        with phases("adapters"):
-            # Behind the drafter: a copy of the model drafts without adapters.
-            setup = replace(setup, adapters=make_slots(config, model, device, group))
-    if before is None:
-        size = group.least(num_blocks(setup, Path(model_path), phases, progress))
-    else:
-        size = before.info.cache_size
-        memory.check_kv_cache_fits(setup.cache_bytes(size), device, "--kv-cache-memory-bytes, or free memory")
-    progress(1.0, "KV cache")
-    with phases("kv_cache"):
-        longest = kv_cache.longest_request(kv_cache.kv_groups(model, size, limits), limits)
-        runner = setup.runner(size, replace(limits, max_model_len=longest))
+
+
+def _make_ready(setup: Setup, runner: ModelRunner, model_path: str, phases: Phases, progress: Progress) -> None:
+    """Warms the runner up and captures graphs. Raises ModelLoadError for a model that yields no numbers."""
     progress(1.0, "warm-up")
     with phases("warm_up"):
         try:
-            warm_up(runner, device)
-            probe(runner, model.config.vocab_size)
+            warm_up(runner, setup.device)
+            probe(runner, setup.model.config.vocab_size)
         except (InvalidStep, BrokenModel) as error:
             raise ModelLoadError(f"{model_path}: {error}") from error
-    if device.type == "cpu":
+    if setup.device.type == "cpu":
         release_unused_memory()  # left over from loading and packing
     if setup.graph_sizes or setup.graph_prompts:
         with phases("graph_capture", [f"{len(setup.graph_sizes)} + {len(setup.graph_prompts)} sizes"]):
             capture_graphs(runner, setup.graph_sizes, progress, prompts=setup.graph_prompts)
             runner.dummy_run(1, 1)  # capturing emptied torch's caches: the first request need not wait for new memory
-    costs = NO_COSTS if before is None else before.info.decode_costs
-    if before is None and setup.speculation is not None and setup.speculation.adaptive:
-        with phases("decode_costs"):
-            # Processor time, where other ranks need not be waited for: other processes start at the same time.
-            is_alone = device.type == "cpu" and group.size == 1
-            costs = measure(runner, group, time.thread_time if is_alone else time.perf_counter)
-    logger.info("ready: %s", phases)
-    group.check()
-    info = replace(_describe(setup, runner), weights_digest=served.digest, decode_costs=costs, cache_size=size)
-    if before is not None:
-        info = replace(info, incarnation=before.info.incarnation)
-    _report_bytes(info, runner, device)
-    return runner, info
+
+
+def _measured(setup: Setup, runner: ModelRunner, phases: Phases) -> DecodeCosts:
+    """Returns the costs of steps by their tokens, if the runner drafts by them."""
+    if setup.speculation is None or not setup.speculation.adaptive:
+        return NO_COSTS
+    with phases("decode_costs"):
+        # Processor time, where other ranks need not be waited for: other processes start at the same time.
+        is_alone = setup.device.type == "cpu" and setup.group.size == 1
+        return measure(runner, setup.group, time.thread_time if is_alone else time.perf_counter)
 
 
 def _num_threads(config: ExecutorConfig) -> int:

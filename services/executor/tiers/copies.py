@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.device.copies import CudaCopies
+
 logger = logging.getLogger(__name__)
 
 
-class Copies(Protocol):
+class BlockCopies(Protocol):
     """Copies of whole blocks. Points in time are opaque: None, or an event of the device."""
 
     def bind(self, caches: Sequence[Tensor]) -> None:
@@ -37,7 +39,9 @@ class Copies(Protocol):
 
 def rows_of(cache: Tensor) -> Tensor:
     """Returns the bytes of each block, uint8 [num_blocks, block_bytes]. cache: [num_blocks, ...]"""
-    return cache.view(torch.uint8).view(len(cache), cache[0].nbytes) if cache.numel() else cache.new_empty(0, 0)
+    if cache.numel():
+        return cache.view(torch.uint8).view(len(cache), cache[0].nbytes)
+    return cache.new_empty(len(cache), 0, dtype=torch.uint8)
 
 
 class HostCopies:
@@ -62,13 +66,12 @@ class HostCopies:
     def wait(self, until: Any) -> None: ...
 
 
-class CudaCopies:
-    """A KV cache on a GPU: copies run on a stream of their own, beside the steps."""
+class DeviceCopies:
+    """A KV cache on a GPU: copies run beside the steps."""
 
     def __init__(self, caches: Sequence[Tensor]) -> None:
-        self._device = caches[0].device
+        self._copies = CudaCopies(caches[0].device)
         self.bind(caches)
-        self._stream = torch.cuda.Stream(self._device)
 
     def bind(self, caches: Sequence[Tensor]) -> None:
         self._blocks = [rows_of(cache) for cache in caches]
@@ -78,27 +81,17 @@ class CudaCopies:
         if error := int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)):
             logger.warning("copies of KV blocks wait for each other: CUDA cannot pin host memory (error %d)", error)
 
-    def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def now(self) -> Any:
+        return self._copies.now()
 
-    def save(self, group: int, block: int, target: np.ndarray, after: Any) -> torch.cuda.Event:
-        return self._copy(torch.from_numpy(target), self._blocks[group][block], after)
+    def save(self, group: int, block: int, target: np.ndarray, after: Any) -> Any:
+        return self._copies.copy(torch.from_numpy(target), self._blocks[group][block], after)
 
-    def load(self, group: int, block: int, source: np.ndarray, after: Any) -> torch.cuda.Event:
-        return self._copy(self._blocks[group][block], torch.from_numpy(source), after)
-
-    def _copy(self, target: Tensor, source: Tensor, after: Any) -> torch.cuda.Event:
-        done = torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(after)
-            target.copy_(source, non_blocking=True)
-            done.record(self._stream)
-        return done
+    def load(self, group: int, block: int, source: np.ndarray, after: Any) -> Any:
+        return self._copies.copy(self._blocks[group][block], torch.from_numpy(source), after)
 
     def hold_steps(self, until: Any) -> None:
-        torch.cuda.current_stream(self._device).wait_event(until)
+        self._copies.hold(until)
 
     def wait(self, until: Any) -> None:
         until.synchronize()

@@ -1,8 +1,7 @@
 """A directory of blocks, which survives restarts and is shared by the executors of a host.
 
-A block is one file, DIR/<format>/<first byte of the hash>/<hash>-<group>: a header with a checksum, then the contents.
-It is written under another name and renamed, so it is there as a whole or not at all; what is damaged later fails its
-checksum. A file's time is that of its last use; when there is no room, the oldest files of all formats are deleted.
+A block is one file, DIR/<format>/<first byte of the hash>/<hash>-<group>, as in `block_files`. A file's time is that of
+its last use; when there is no room, the oldest files of all formats are deleted.
 
 Executors learn from the times of the folders what others wrote and deleted. Every call may wait for the disk, and may
 raise OSError.
@@ -11,12 +10,9 @@ raise OSError.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import secrets
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -24,25 +20,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
+from pagewire.services.executor.tiers.block_files import (
+    HEADER_BYTES,
+    Damaged,
+    blocks_in,
+    file_of,
+    key_of,
+    locked,
+    read_block,
+    write_block,
+)
 from pagewire.services.executor.tiers.contents import Contents, Key
 
-_HEADER = struct.Struct("<8s32sIIQQ")  # magic, hash, group, 0, length, checksum
-_MAGIC = b"PGWKV\0\0\1"
 _SCRATCH = "new"  # folder of files that are being written
+_RESET = "reset"  # file with the time of the latest reset
 _ROOT_NAME, _FOLDER_NAME = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{2}")
-_BLOCK_NAME = re.compile(r"([0-9a-f]{64})-(\d{1,3})")
 # The part of the bound that is freed at once, so that not each block has to find the oldest ones.
 _SLACK = 1 / 32
 # Times of folders advance with the clock's ticks: changes within one may leave the same time.
 _TICK_NS = 20_000_000
 _ABANDONED_S = 60.0  # age of a file that its writer has not renamed
-_LOCKED_S = 2.0  # longest wait for another executor that deletes files
-
-
-class Damaged(Exception):
-    """A file does not hold what its name says."""
 
 
 @dataclass(eq=False)
@@ -92,6 +90,18 @@ class Directory:
             made.unlink()
         return path.read_text(errors="replace")
 
+    def reset_at(self) -> int:
+        """Returns the time of the latest reset that the contents have followed; 0: there was none."""
+        path = self._root / _RESET
+        return int(text) if path.exists() and (text := path.read_text(errors="replace")).isdecimal() else 0
+
+    def keep_reset(self, reset_at: int) -> None:
+        """Notes that the contents have followed a reset."""
+        if reset_at > self.reset_at():
+            made = self.scratch / secrets.token_hex(8)
+            made.write_text(str(reset_at))
+            made.rename(self._root / _RESET)
+
     @property
     def scratch(self) -> Path:
         """The folder of files that are being written."""
@@ -106,25 +116,15 @@ class Directory:
 
     def write(self, kv_format: str, key: Key, contents: np.ndarray, checksum: int) -> int:
         """Writes a block of a format that is or was open; returns the bytes that were written."""
-        header = _HEADER.pack(_MAGIC, key[1], key[0], 0, contents.nbytes, checksum)
-        size = len(header) + contents.nbytes
+        size = HEADER_BYTES + contents.nbytes
         if self._num_bytes + size > self.max_bytes:
             self.shrink(self.max_bytes - size - int(self.max_bytes * _SLACK))
         root = self._path / kv_format
-        path, scratch = _file(root, key), root / _SCRATCH / secrets.token_hex(8)
+        path, scratch = file_of(root, key), root / _SCRATCH / secrets.token_hex(8)
         with self._lock:
             self._writing[key] = True
         try:
-            _write(scratch, header, contents.data)
-            try:
-                scratch.rename(path)
-            except FileNotFoundError:
-                path.parent.mkdir(exist_ok=True)
-                scratch.rename(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                scratch.unlink()
-            raise
+            write_block(path, scratch, key, contents, checksum)
         finally:
             with self._lock:
                 is_wanted = self._writing.pop(key)
@@ -138,34 +138,20 @@ class Directory:
 
     def read(self, key: Key, into: np.ndarray) -> int:
         """Reads a block; returns its checksum. Raises FileNotFoundError, or Damaged, after which it is gone."""
-        path = _file(self._root, key)
+        path = file_of(self._root, key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return read_block(path, key, into)
         except FileNotFoundError:
             self._drop(path, key)
             raise
-        try:
-            header = bytearray(_HEADER.size)
-            num_read = _read(descriptor, header, into.data)
-            magic, digest, group, _, length, checksum = _HEADER.unpack(header)
-            is_whole = num_read == len(header) + into.nbytes == os.fstat(descriptor).st_size
-            if not is_whole or (magic, digest, group, length) != (_MAGIC, key[1], key[0], into.nbytes):
-                raise Damaged(path)
-            if xxhash.xxh3_64_intdigest(into.data) != checksum:
-                raise Damaged(path)
-            with contextlib.suppress(OSError):  # others can read it, and not set its time
-                os.utime(descriptor)
         except Damaged:
             with contextlib.suppress(OSError):  # of a directory that is read only
                 self.forget(key)
             raise
-        finally:
-            os.close(descriptor)
-        return int(checksum)
 
     def forget(self, key: Key) -> None:
         """Deletes a block, and lets one that is being written not appear."""
-        path = _file(self._root, key)
+        path = file_of(self._root, key)
         with self._lock:
             if key in self._writing:
                 self._writing[key] = False
@@ -229,7 +215,7 @@ class Directory:
             if modified_ns == known.modified_ns:
                 return
             is_settled = time.time_ns() - modified_ns > _TICK_NS
-            files = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in _blocks(path)}
+            files = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in blocks_in(path)}
         except FileNotFoundError:
             modified_ns, is_settled, files = 0, False, {}
         self._replace(path, _Folder(modified_ns if is_settled else 0, files), num_changes)
@@ -247,10 +233,10 @@ class Directory:
             is_own = path.parent == self._root
         if is_own:
             for name in gone:
-                self.contents.remove(_key(name))
+                self.contents.remove(key_of(name))
             for name in new:
-                group, _ = key = _key(name)
-                if group < len(self._block_bytes) and found.files[name] == _HEADER.size + self._block_bytes[group]:
+                group, _ = key = key_of(name)
+                if group < len(self._block_bytes) and found.files[name] == HEADER_BYTES + self._block_bytes[group]:
                     self.contents.add(key)
 
     def make_room(self) -> None:
@@ -259,13 +245,13 @@ class Directory:
 
     def shrink(self, most: int) -> None:
         """Deletes the oldest files until there are `most` bytes. Raises OSError if others keep it locked."""
-        with _locked(self._path / "lock"):
+        with locked(self._path / "lock"):
             self.look()
             if self._num_bytes <= most:
                 return
             files = []
             for folder in self._subfolders():
-                for entry in _blocks(folder):
+                for entry in blocks_in(folder):
                     with contextlib.suppress(FileNotFoundError):
                         stat = entry.stat(follow_symlinks=False)
                         files.append((stat.st_mtime_ns, entry.path, stat.st_size))
@@ -276,64 +262,3 @@ class Directory:
                 Path(path).unlink(missing_ok=True)
                 held -= size
             self.look()
-
-
-def _blocks(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yields the files of blocks. A link or a pipe of such a name is none: it may lead nowhere, or never end."""
-    for entry in os.scandir(folder):
-        if _BLOCK_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-            yield entry
-
-
-def _file(root: Path, key: Key) -> Path:
-    name = key[1].hex()
-    return root / name[:2] / f"{name}-{key[0]}"
-
-
-def _key(name: str) -> Key:
-    digest, _, group = name.partition("-")
-    return int(group), bytes.fromhex(digest)
-
-
-def _write(path: Path, header: bytes, contents: memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        left = [memoryview(header), contents]
-        while left:
-            written = os.writev(descriptor, left)
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if left:
-                left[0] = left[0][written:]
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, header: bytearray, contents: memoryview) -> int:
-    """Fills both, if the file has as much; returns the bytes that were read."""
-    num_read = os.preadv(descriptor, [header, contents], 0)
-    while len(header) <= num_read < len(header) + len(contents):
-        more = os.preadv(descriptor, [contents[num_read - len(header) :]], num_read)
-        if not more:
-            break
-        num_read += more
-    return num_read
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock among processes. Raises OSError if it cannot be had for long."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        until = time.monotonic() + _LOCKED_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise OSError(errno.EAGAIN, "another process keeps it locked", str(path)) from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(descriptor)

@@ -17,8 +17,9 @@ import numpy as np
 from pagewire.process.priority import step_back
 from pagewire.services.executor.device.memory import mib
 from pagewire.services.executor.tiers import metrics
+from pagewire.services.executor.tiers.block_files import Damaged
 from pagewire.services.executor.tiers.contents import Key
-from pagewire.services.executor.tiers.directory import Damaged, Directory
+from pagewire.services.executor.tiers.directory import Directory
 from pagewire.services.executor.tiers.host import HostBlocks, Slot
 from pagewire.services.executor.tiers.rates import Rate, of_directory
 
@@ -138,6 +139,7 @@ class DiskTier:
             self._say("undeleted", f"blocks cannot be deleted: {error}")
 
     def clear(self) -> None:
+        """Deletes all blocks of the format. Raises OSError if one may still be there."""
         with self._changed:
             for write in list(self._queue):
                 self._remove(write)
@@ -146,6 +148,7 @@ class DiskTier:
             self.directory.clear()
         except OSError as error:
             self._say("undeleted", f"blocks cannot be deleted: {error}")
+            raise
 
     def _remove(self, write: _Write) -> None:
         self._queue.remove(write)

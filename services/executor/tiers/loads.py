@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pagewire.services.executor.device.errors import DeviceError
 from pagewire.services.executor.tiers import metrics
 from pagewire.services.executor.tiers.contents import Key
-from pagewire.services.executor.tiers.copies import Copies
+from pagewire.services.executor.tiers.copies import BlockCopies
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks, Slot
 from pagewire.services.executor.tiers.saves import Saves
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 LOAD_S = 10.0  # longest time of a load
 _SAVING_S = 1.0  # longest wait for blocks that are being saved
+_COPYING_S = 30.0  # longest copy of a block
 _QUICK_THREADS, _DISK_THREADS = 2, 4
 
 
@@ -70,7 +72,7 @@ Fetch = Callable[[Load, Sequence[int], Any], None]
 class Loads:
     """The loads that have begun."""
 
-    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None, saves: Saves) -> None:
+    def __init__(self, copies: BlockCopies, host: HostBlocks, disk: DiskTier | None, saves: Saves) -> None:
         self._copies, self._host, self._disk, self._saves = copies, host, disk, saves
         self.fetch: Fetch | None = None  # begins to read blocks of other executors
         self._changed = threading.Condition()
@@ -98,11 +100,12 @@ class Loads:
         self._quick.submit(self._run, load, after)
 
     def cancel(self) -> None:
-        """Ends all loads without a report. No block is written to from now on."""
+        """Ends all loads without a report. No block is written to from now on. Raises DeviceError if a copy hangs."""
         with self._changed:
             for load in self._running:
                 load.is_over = load.is_reported = True
-            self._changed.wait_for(lambda: not any(load.num_copying for load in self._running))
+            if not self._changed.wait_for(lambda: not any(load.num_copying for load in self._running), _COPYING_S):
+                raise DeviceError(f"a copy to the KV cache has not ended for {_COPYING_S:g} s")
             self._running.clear()
 
     @property
@@ -187,7 +190,7 @@ class Loads:
         self._report(load)
 
     def place(self, load: Load, index: int, slot: Slot, tier: str, after: Any, checksum: int | None = None) -> None:
-        """Copies a block that was checked from a pinned slot, which it releases, to the KV cache.
+        """BlockCopies a block that was checked from a pinned slot, which it releases, to the KV cache.
 
         checksum: of a block that is new to the slot, which may be found there from then on.
         """
@@ -197,20 +200,21 @@ class Loads:
         key, block = load.blocks[index]
         try:
             if not is_over:
-                self._copies.wait(self._copies.load(key[0], block, slot.contents, after))
+                try:
+                    self._copies.wait(self._copies.load(key[0], block, slot.contents, after))
+                finally:
+                    with self._changed:
+                        load.num_copying -= 1
+                        self._changed.notify_all()
+                metrics.hit(tier, slot.contents.nbytes)
+                if checksum is not None:
+                    self._host.publish(load.kv_format, slot, key, checksum)
+                with self._changed:
+                    load.left -= 1
+                    load.found.add(index)
+                    load.num_bytes[tier] += slot.contents.nbytes
         finally:
-            with self._changed:
-                load.num_copying -= not is_over
-                self._changed.notify_all()
-        if not is_over:
-            metrics.hit(tier, slot.contents.nbytes)
-            if checksum is not None:
-                self._host.publish(load.kv_format, slot, key, checksum)
-            with self._changed:
-                load.left -= 1
-                load.found.add(index)
-                load.num_bytes[tier] += slot.contents.nbytes
-        self._host.release(slot)
+            self._host.release(slot)
         self._report(load)
 
     def _report(self, load: Load) -> None:

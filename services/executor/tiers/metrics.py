@@ -22,7 +22,7 @@ _MISSED_BLOCKS = Counter(
 _STORES_SKIPPED = Counter(
     "pagewire:kv_offload_stores_skipped",
     "Blocks that were not stored, by cause: no_room (in host memory), disk_slow, disk_full, disk_read_only, "
-    "disk_unwritable, disk_failed (shortly after one of these)",
+    "disk_unwritable, disk_failed (shortly after one of these), late (its copy hung), fault (of this program)",
     ["cause"],
 )
 _NO_ROOM = Counter("pagewire:kv_offload_allocation_failure", "Blocks that found no room in host memory")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-import torch
 
 from pagewire.services.executor.batch.kv_cache import KVGroup
-from pagewire.services.executor.models.pooling import Pooling
-from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.adapters import Adapters
 from pagewire.services.executor.runner.model_runner import ModelRunner
-from pagewire.services.executor.runner.runner import Runner
-from pagewire.services.executor.step.limits import Limits
+from pagewire.services.executor.runner.wrapping_runner import WrappingRunner
 from pagewire.services.executor.step.step import Step, StepOutput
 from pagewire.services.executor.tiers.contents import Key
 from pagewire.services.executor.tiers.loads import Load
@@ -29,91 +25,50 @@ class TieredStep(Step):
     loads: Sequence[Load] = ()
 
 
-class TieredRunner:
+class TieredRunner(WrappingRunner):
     """A `Runner` that saves and loads blocks beside the steps. A step that writes to no block on its way
     takes no longer."""
 
     def __init__(self, runner: ModelRunner, tiers: Tiers) -> None:
-        self._present: ModelRunner | None = runner  # None: it rests
+        super().__init__(runner)
         self.tiers = tiers
-
-    @property
-    def _runner(self) -> ModelRunner:
-        assert self._present is not None
-        return self._present
 
     def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
         tiers = self.tiers
         if not tiers.saves.is_idle:
             tiers.saves.release(_written(step, self.limits.block_size, self.kv_groups))
         if not isinstance(step, TieredStep):
-            return self._runner.execute(step, launching)
+            return super().execute(step, launching)
         for load in step.loads:
             tiers.saves.release((group, block) for (group, _), block in load.blocks)
-            for group in range(len(self.kv_groups)):
-                ids = [block for (place, _), block in load.blocks if place == group]
-                self._runner.proposer.on_other_contents(group, np.array(ids, dtype=np.int64))
+            self._let_drafters_know(load)
             tiers.load(load)
-        output = self._runner.execute(step, launching)
+        output = super().execute(step, launching)
         if step.saves:
             tiers.save(step.saves)
         return output
 
-    def rest(self) -> ModelRunner:
-        """Lets the runner inside go, and returns it; what is saved stays. Called on the device thread."""
-        self.tiers.rest()
-        runner, self._present = self._runner, None
-        return runner
+    def _let_drafters_know(self, load: Load) -> None:
+        assert isinstance(self.inner, ModelRunner)
+        for group in range(len(self.kv_groups)):
+            ids = [block for (place, _), block in load.blocks if place == group]
+            self.inner.proposer.on_other_contents(group, np.array(ids, dtype=np.int64))
 
-    def resume(self, runner: Runner) -> TieredRunner:
-        """Returns this runner around another one of the same model."""
-        assert isinstance(runner, ModelRunner)
-        self._present = runner
+    def rest(self) -> ModelRunner:
+        self.tiers.rest()  # what is saved stays
+        return super().rest()
+
+    def resume(self, runner: ModelRunner) -> Self:
         self.tiers.copies.bind(runner.kv_caches[: len(runner.kv_groups)])
-        return self
+        return super().resume(runner)
 
     def reset(self) -> None:
         self.tiers.loads.cancel()
-        self._runner.reset()
+        super().reset()
 
     def on_other_weights(self) -> None:
         self.tiers.on_other_weights()
-        self._runner.on_other_weights()
-
-    def record_missing(self) -> bool:
-        return self._runner.record_missing()
-
-    @property
-    def model(self) -> Model:
-        return self._runner.model
-
-    @property
-    def device(self) -> torch.device:
-        return self._runner.device
-
-    @property
-    def pooling(self) -> Pooling:
-        return self._runner.pooling
-
-    @property
-    def limits(self) -> Limits:
-        return self._runner.limits
-
-    @property
-    def kv_groups(self) -> Sequence[KVGroup]:
-        return self._runner.kv_groups
-
-    @property
-    def num_requests(self) -> int:
-        return self._runner.num_requests
-
-    @property
-    def smallest_image(self) -> int:
-        return self._runner.smallest_image
-
-    @property
-    def adapters(self) -> Adapters:
-        return self._runner.adapters
+        super().on_other_weights()
 
 
 def _written(step: Step, block_size: int, groups: Sequence[KVGroup]) -> Iterator[tuple[int, int]]:

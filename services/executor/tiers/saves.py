@@ -8,11 +8,13 @@ tier.
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -20,12 +22,14 @@ import xxhash
 from pagewire.process.priority import step_back
 from pagewire.services.executor.tiers import metrics
 from pagewire.services.executor.tiers.contents import Key
-from pagewire.services.executor.tiers.copies import Copies
+from pagewire.services.executor.tiers.copies import BlockCopies
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks, Slot
 
+logger = logging.getLogger(__name__)
+
 _WAIT_FOR_ROOM_S = 0.05
-_LAST_COPIES_S = 5.0
+_STARTING_S = 1.0  # longest wait of a step for a copy that the thread starts just now
 
 
 class _State(enum.Enum):
@@ -49,7 +53,7 @@ class _Save:
 class Saves:
     """The blocks that are being saved."""
 
-    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None) -> None:
+    def __init__(self, copies: BlockCopies, host: HostBlocks, disk: DiskTier | None) -> None:
         self._copies, self._host, self._disk = copies, host, disk
         self._changed = threading.Condition()
         self._pending: dict[tuple[int, int], _Save] = {}  # (group, block) -> the save that still reads it
@@ -93,8 +97,8 @@ class Saves:
             for place in blocks:
                 if (save := self._pending.get(place)) is None:
                     continue
-                while save.state is _State.STARTS:
-                    self._changed.wait()
+                if not self._changed.wait_for(partial(_is_settled, save), _STARTING_S):
+                    self._spoil(save)
                 if save.state is _State.WAITS:
                     self._start_now(save)
                 if save.state is _State.STARTED:
@@ -111,6 +115,11 @@ class Saves:
         save.until = self._copies.save(save.key[0], save.block, slot.contents, save.after)
         self._started.append(save)
         self._changed.notify_all()
+
+    def _spoil(self, save: _Save) -> None:
+        """Takes in that a block is overwritten although its copy, which hangs, may not be complete: no tier gets it."""
+        save.kv_format = ""
+        metrics.skipped("late")
 
     def drop(self) -> None:
         """Leaves out what has not been copied yet."""
@@ -162,21 +171,25 @@ class Saves:
     def _among_unfinished(self, keys: Set[Key] | None) -> bool:
         return bool(self._unfinished) if keys is None else any(key in self._unfinished for key in keys)
 
-    def close(self) -> None:
-        """Ends the thread after the copies that were started."""
+    def close(self, timeout: float) -> None:
+        """Ends the thread after the copies that were started, or after `timeout` seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join(_LAST_COPIES_S)
+            self._thread.join(timeout)
 
     # -- on the thread that copies -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         step_back()
         while (save := self._next()) is not None:
-            if save.state is _State.STARTED or self._start(save):
-                self._finish(save)
+            try:
+                if save.state is _State.STARTED or self._start(save):
+                    self._finish(save)
+            except Exception:
+                logger.exception("a KV block could not be saved")
+                self._abandon(save)
 
     def _next(self) -> _Save | None:
         with self._changed:
@@ -232,3 +245,19 @@ class Saves:
                 self._host.release(slot)
             self._taken = None
             self._end(save)
+
+    def _abandon(self, save: _Save) -> None:
+        """Leaves out a block after a fault, and lets a step that waits for its copy go on."""
+        with self._changed:
+            if save.state is _State.OFF:
+                return
+            save.state = _State.OFF
+            metrics.skipped("fault")
+            if save.slot is not None:
+                self._host.release(save.slot)
+            self._taken = None
+            self._end(save)
+
+
+def _is_settled(save: _Save) -> bool:
+    return save.state is not _State.STARTS

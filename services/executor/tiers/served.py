@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
 import grpc
 
+from pagewire.services.executor.parallel.group import LEADER
 from pagewire.services.executor.service.session import Outcome
-from pagewire.services.executor.step.step import InvalidStep, Step
+from pagewire.services.executor.step.step import Step
 from pagewire.services.executor.tiers.contents import HASH_BYTES, Changes, Key
+from pagewire.services.executor.tiers.joined import OtherRanks, format_of_rank
 from pagewire.services.executor.tiers.loads import LOAD_S, Load, Loaded
-from pagewire.services.executor.tiers.runner import TieredRunner, TieredStep
+from pagewire.services.executor.tiers.messages import KINDS, blocks_of, hashes_of, keys_of, loaded_to_proto, with_moves
+from pagewire.services.executor.tiers.runner import TieredRunner
 from pagewire.services.executor.tiers.sources import Sources
 from pagewire.v1 import executor_pb2
-from pagewire.v1.executor_pb2 import KVTierKind
 from pagewire.wire import rpc
 from pagewire.wire.rpc import RpcError
 
-KINDS = {"host": KVTierKind.KV_TIER_KIND_HOST, "disk": KVTierKind.KV_TIER_KIND_DISK}
 _MAX_HASHES = 30_000  # in a message
 _MESSAGE_BYTES = 4 * 1024 * 1024  # of contents in a message, unless one block is larger
 _OPENING_S = 5.0  # longest wait for a directory that is slow to list
@@ -31,32 +33,44 @@ class ServedTiers:
     """The tiers of a runner. Used on the event loop."""
 
     def __init__(
-        self, runner: TieredRunner, model_digest: str, channel: Callable[[str], grpc.aio.Channel] = rpc.channel
+        self,
+        runner: TieredRunner,
+        model_digest: str,
+        channel: Callable[[str], grpc.aio.Channel] = rpc.channel,
+        others: OtherRanks | None = None,
     ) -> None:
         """model_digest: of everything but the weights that the contents of a block depend on. channel: makes one to
-        another executor."""
-        self._tiers = runner.tiers
+        another executor. others: the other ranks of this executor."""
+        self._tiers, self._others = runner.tiers, others
         self._model_digest = model_digest
         self._sources = Sources(runner.tiers, channel)
-        runner.tiers.loads.fetch = self._sources.fetch
+        if others is None:  # executors do not send parts of blocks
+            runner.tiers.loads.fetch = self._sources.fetch
         self._num_blocks = [group.num_blocks for group in runner.kv_groups]
 
     async def describe(self, response: executor_pb2.DescribeResponse) -> None:
         """Adds the tiers to a description that has the weights in force; they hold blocks of these from now on."""
         tiers = self._tiers
         text = f"{self._model_digest} {response.weights.digest}"
-        tiers.open(hashlib.sha256(text.encode()).hexdigest())
-        response.kv_format = tiers.format
-        for group, size in zip(response.kv_groups, tiers.block_bytes, strict=True):
+        kv_format = hashlib.sha256(text.encode()).hexdigest()
+        if self._others is None:
+            tiers.open(kv_format)
+            response.kv_format = kv_format
+        else:
+            tiers.open(format_of_rank(kv_format, LEADER, self._others.num_ranks))
+            self._others.open(kv_format)
+        for group, size in zip(response.kv_groups, tiers.whole.blocks, strict=True):
             group.block_bytes = size
         if tiers.host.is_tier:
-            response.kv_tiers.append(self._tier("host", tiers.host.num_bytes, tiers.host.name))
+            response.kv_tiers.append(self._tier("host", tiers.whole.host, tiers.host.name))
         if tiers.disk is not None and await asyncio.to_thread(tiers.disk.wait_open, _OPENING_S):
             try:
                 store = await asyncio.to_thread(tiers.disk.directory.store_id)
             except OSError:
                 store = f"{response.incarnation:016x}"  # of a directory that cannot be written now
             response.kv_tiers.append(self._tier("disk", tiers.disk.directory.max_bytes, store))
+        with contextlib.suppress(OSError):  # all is forgotten again
+            response.reset_at = await asyncio.to_thread(tiers.reset_at)
 
     def _tier(self, name: str, num_bytes: int, store: str) -> executor_pb2.KVTier:
         rate = self._tiers.rates[name]
@@ -73,26 +87,16 @@ class ServedTiers:
     def attach(self, step: Step, message: executor_pb2.StepRequest, deliver: Callable[[Outcome], None]) -> Step:
         """Returns the step with the blocks that it saves and loads. deliver: receives the outcomes of loads, on any
         thread. Raises InvalidStep."""
-        loads = [
-            Load(load.load_id, self._blocks(load.blocks), partial(_deliver, deliver), load.source)
-            for load in message.loads
-        ]
+        loads = [self._load(load, partial(_deliver, deliver)) for load in message.loads]
         for load in loads:
             asyncio.get_running_loop().call_later(LOAD_S, self._tiers.loads.give_up, load)
-        saves = self._blocks(message.saves)
-        return TieredStep(**{name: getattr(step, name) for name in step.__dataclass_fields__}, saves=saves, loads=loads)
+        return with_moves(step, blocks_of(message.saves, self._num_blocks), loads)
 
-    def _blocks(self, sets: Iterable[executor_pb2.BlockSet]) -> list[tuple[Key, int]]:
-        found: list[tuple[Key, int]] = []
-        for blocks in sets:
-            if not 0 <= blocks.group < len(self._num_blocks) or len(blocks.hashes) != HASH_BYTES * len(blocks.ids):
-                raise InvalidStep(
-                    f"{len(blocks.ids)} blocks of group {blocks.group} have {len(blocks.hashes)} bytes of hashes"
-                )
-            if any(not 0 <= block < self._num_blocks[blocks.group] for block in blocks.ids):
-                raise InvalidStep(f"a block of group {blocks.group} is outside of its {self._num_blocks[blocks.group]}")
-            found += zip(_keys(blocks.group, blocks.hashes), blocks.ids, strict=True)
-        return found
+    def _load(self, message: executor_pb2.KVLoad, report: Callable[[Loaded], None]) -> Load:
+        blocks, number = blocks_of(message.blocks, self._num_blocks), message.load_id
+        if self._others is not None:
+            number, report = self._others.loads.join(number, report), self._others.loads.on_loaded
+        return Load(number, blocks, report, message.source)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -122,11 +126,20 @@ class ServedTiers:
             for name, one in following.items():
                 contents[name].leave(one)
 
-    async def forget(self, blocks: Sequence[executor_pb2.BlockHashes]) -> None:
-        """Forgets blocks in every tier; none: all."""
+    async def forget(self, blocks: Sequence[executor_pb2.BlockHashes], reset_at: int = 0) -> None:
+        """Forgets blocks in every tier; none: all, by a reset of this time."""
         keys = [key for one in blocks for key in self._known(one)]
-        if keys or not blocks:
+        if not keys and blocks:
+            return
+        try:
             await asyncio.to_thread(self._tiers.forget, keys)
+            if self._others is not None:
+                await asyncio.to_thread(self._others.forget, blocks)
+            if not blocks and reset_at:
+                await asyncio.to_thread(self._tiers.keep_reset, reset_at)
+        except OSError as error:
+            message = f"--kv-offloading-dir: blocks that are to be forgotten cannot be deleted: {error}"
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, message) from error
 
     async def read(self, request: executor_pb2.ReadBlocksRequest) -> AsyncIterator[executor_pb2.BlockContents]:
         """Yields the blocks that the tiers hold. Raises RpcError."""
@@ -157,26 +170,16 @@ class ServedTiers:
                 f"group {blocks.group} with {len(blocks.hashes)} bytes of hashes: there are {len(self._num_blocks)} "
                 f"groups, and a hash has {HASH_BYTES} bytes",
             )
-        return _keys(blocks.group, blocks.hashes)
+        return keys_of(blocks.group, blocks.hashes)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends calls and threads."""
         self._sources.close()
-        self._tiers.close()
-
-
-def _keys(group: int, hashes: bytes) -> list[Key]:
-    return [(group, hashes[start : start + HASH_BYTES]) for start in range(0, len(hashes), HASH_BYTES)]
+        await asyncio.to_thread(self._tiers.close)
 
 
 def _deliver(deliver: Callable[[Outcome], None], loaded: Loaded) -> None:
-    message = executor_pb2.KVLoaded(
-        load_id=loaded.load_id,
-        missing=loaded.missing,
-        seconds=loaded.seconds,
-        bytes=[executor_pb2.KVTierBytes(kind=KINDS[name], bytes=size) for name, size in loaded.num_bytes.items()],
-    )
-    deliver(executor_pb2.StepResult(step_id=-1, loaded=[message]))
+    deliver(executor_pb2.StepResult(step_id=-1, loaded=[loaded_to_proto(loaded)]))
 
 
 def _changes(name: str, changes: Changes) -> list[executor_pb2.TierChanges]:
@@ -189,10 +192,7 @@ def _changes(name: str, changes: Changes) -> list[executor_pb2.TierChanges]:
 
 def _sets(keys: Sequence[Key]) -> Iterator[list[executor_pb2.BlockHashes]]:
     for start in range(0, len(keys), _MAX_HASHES):
-        by_group: dict[int, list[bytes]] = {}
-        for group, digest in keys[start : start + _MAX_HASHES]:
-            by_group.setdefault(group, []).append(digest)
-        yield [executor_pb2.BlockHashes(group=group, hashes=b"".join(some)) for group, some in by_group.items()]
+        yield hashes_of(keys[start : start + _MAX_HASHES])
 
 
 class NoTiers:
@@ -210,10 +210,10 @@ class NoTiers:
         yield executor_pb2.TierChanges(is_complete=True)
         await asyncio.Event().wait()
 
-    async def forget(self, blocks: Sequence[executor_pb2.BlockHashes]) -> None: ...
+    async def forget(self, blocks: Sequence[executor_pb2.BlockHashes], reset_at: int = 0) -> None: ...
 
     async def read(self, request: executor_pb2.ReadBlocksRequest) -> AsyncIterator[executor_pb2.BlockContents]:
         raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "this executor keeps no blocks")
         yield
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...

@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,13 +92,23 @@ class OtherMemory:
             raise ValueError("another process has taken its place")
         self._tables, self._parts = _divided(memory, head["sizes"])
 
-    def copy(self, key: Key, into: np.ndarray) -> int | None:
-        """Copies a block and returns its checksum; None if it is not there."""
+    def places(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """Returns the slots of those blocks that are there, by one pass over the tables."""
+        wanted, found = set(keys), dict[Key, int]()
+        for group, table in enumerate(self._tables):
+            held = np.flatnonzero(table["is_there"])
+            digests = table["hash"][held].tobytes()
+            for place, index in enumerate(held.tolist()):
+                key = group, digests[place * HASH_BYTES : (place + 1) * HASH_BYTES]
+                if key in wanted:
+                    found[key] = index
+        return found
+
+    def copy(self, key: Key, index: int, into: np.ndarray) -> int | None:
+        """Copies a block from the slot in which it was found, and returns its checksum; None if it is there no more."""
         group, digest = key
-        table = self._tables[group]
-        for index in np.flatnonzero(table["hash"][:, 0] == digest[0]).tolist():
-            if table["is_there"][index] and table["hash"][index].tobytes() == digest:
-                checksum = int(table["checksum"][index])
-                np.copyto(into, self._parts[group][index])
-                return checksum if xxhash.xxh3_64_intdigest(into.data) == checksum else None
-        return None
+        entry = self._tables[group][index]
+        checksum = int(entry["checksum"])
+        np.copyto(into, self._parts[group][index])
+        is_same = bool(entry["is_there"]) and entry["hash"].tobytes() == digest
+        return checksum if is_same and xxhash.xxh3_64_intdigest(into.data) == checksum else None

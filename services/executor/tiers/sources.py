@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import xxhash
 
-from pagewire.services.executor.tiers.contents import HASH_BYTES
+from pagewire.services.executor.tiers.contents import HASH_BYTES, Key
 from pagewire.services.executor.tiers.loads import Load
 from pagewire.services.executor.tiers.shared import OtherMemory
 from pagewire.services.executor.tiers.tiers import Tiers
@@ -101,11 +101,16 @@ class Sources:
 
     def _copy(self, memory: OtherMemory, load: Load, indices: Sequence[int], after: Any) -> list[int]:
         """Copies blocks from memory of this host; returns those that are not there."""
-        left = []
-        for index in indices:
-            if not self._place(load, index, lambda key, into: memory.copy(key, into), after):
-                left.append(index)
-        return left
+        places = memory.places(load.blocks[index][0] for index in indices)
+
+        def fill(key: Key, into: np.ndarray) -> int | None:
+            return memory.copy(key, places[key], into)
+
+        return [
+            index
+            for index in indices
+            if load.blocks[index][0] not in places or not self._place(load, index, fill, after)
+        ]
 
     async def _receive(self, peer: _Peer, load: Load, indices: Sequence[int], after: Any) -> list[int]:
         """Lets the source send blocks; returns those that it has not sent."""

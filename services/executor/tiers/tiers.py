@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from pagewire.services.executor.tiers.contents import Contents, Key
-from pagewire.services.executor.tiers.copies import Copies
+from pagewire.services.executor.tiers.copies import BlockCopies
 from pagewire.services.executor.tiers.disk import DiskTier
 from pagewire.services.executor.tiers.host import HostBlocks
+from pagewire.services.executor.tiers.joined import WholeSizes
 from pagewire.services.executor.tiers.loads import Load, Loads
 from pagewire.services.executor.tiers.rates import Rate
 from pagewire.services.executor.tiers.saves import Saves
 
 logger = logging.getLogger(__name__)
 
-_LAST_WRITES_S = 5.0
+LAST_WRITES_S = 5.0
 _SAVING_S = 5.0
 
 
 class Tiers:
     """Host memory, the directory, and what is on its way to and from both."""
 
-    def __init__(self, copies: Copies, host: HostBlocks, disk: DiskTier | None, block_bytes: Sequence[int]) -> None:
-        """block_bytes: of each group."""
+    def __init__(
+        self,
+        copies: BlockCopies,
+        host: HostBlocks,
+        disk: DiskTier | None,
+        block_bytes: Sequence[int],
+        whole: WholeSizes | None = None,
+    ) -> None:
+        """block_bytes: of each group. whole: if other ranks have parts of the same blocks."""
         self.host, self.disk, self.block_bytes = host, disk, tuple(block_bytes)
+        self.whole = whole or WholeSizes(self.block_bytes, host.num_bytes)
         self.copies = copies
         self.saves = Saves(copies, host, disk)
         self.loads = Loads(copies, host, disk, self.saves)
         self._has_threads = False
+        self._reset_at = 0
         self.format = ""  # "" = of weights that are not known yet: nothing is saved or found
         self.host_rate = Rate()
 
@@ -77,6 +88,7 @@ class Tiers:
         self.loads.cancel()
         self.saves.drop()
         self.saves.wait(None, _SAVING_S)
+        self.saves.forget()  # what has not been copied by now may be read from memory that is gone
         self.copies.bind([])
 
     def load(self, load: Load) -> None:
@@ -102,6 +114,16 @@ class Tiers:
         for key in keys:
             self.disk.forget(key)
 
+    def keep_reset(self, reset_at: int) -> None:
+        """Notes that everything was forgotten for a reset of this time. May wait for the disk; raises OSError."""
+        self._reset_at = max(reset_at, self._reset_at)
+        if self.disk is not None:
+            self.disk.directory.keep_reset(reset_at)
+
+    def reset_at(self) -> int:
+        """Returns the time of the latest reset; 0: there was none. May wait for the disk; raises OSError."""
+        return self._reset_at if self.disk is None else self.disk.directory.reset_at()
+
     def read(self, key: Key) -> tuple[bytes, int] | None:
         """Returns a block of its tiers and its checksum, for another executor. Waits for one that is being saved, and
         perhaps for the disk."""
@@ -116,11 +138,12 @@ class Tiers:
         checksum = self.disk.read(key, into)
         return None if checksum is None else (bytes(into), checksum)
 
-    def close(self) -> None:
-        """Ends the threads; what was to be saved is written if the disk is quick."""
+    def close(self, timeout: float = LAST_WRITES_S) -> None:
+        """Ends the threads; what was to be saved is written if the disk takes no longer than `timeout` seconds."""
+        until = time.monotonic() + timeout
         self.loads.close()
-        self.saves.wait(None, _LAST_WRITES_S)
-        self.saves.close()
+        self.saves.wait(None, timeout)
+        self.saves.close(max(0.0, until - time.monotonic()))
         if self.disk is not None:
-            self.disk.close(_LAST_WRITES_S)
+            self.disk.close(max(0.0, until - time.monotonic()))
         self.host.close()

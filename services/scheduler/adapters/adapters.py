@@ -47,14 +47,16 @@ class Adapters:
         wake: Callable[[], None],
         changed: Callable[[], None],
         end: Callable[[Request, RpcError], None],
+        check_awake: Callable[[], None] = lambda: None,
     ) -> None:
         """drivers: of all replicas, a live view. wake: called when there may be steps to decide. changed: called when
-        a name stands for something else. end: ends a request with an error."""
+        a name stands for something else. end: ends a request with an error. check_awake: raises RpcError while the
+        model sleeps."""
         self._drivers = drivers
         self._changed = changed
         self.registry = Registry()
         self._loader = Loader(drivers, self.registry, wake, self._end_waiting)
-        self.names = Names(drivers, self.registry, self._loader, self._on_change)
+        self.names = Names(drivers, self.registry, self._loader, self._on_change, check_awake)
         self.find, self.load, self.unload = self.names.find, self.names.load, self.names.unload
         self._end = end
         self._of_requests = WeakValueDictionary[int, Request]()  # with adapters, by id

@@ -37,8 +37,11 @@ class Names:
         registry: Registry,
         loader: Loader,
         on_change: Callable[[], None],
+        check_awake: Callable[[], None],
     ) -> None:
-        """drivers: of all replicas, a live view. on_change: called when a name stands for something else."""
+        """drivers: of all replicas, a live view. on_change: called when a name stands for something else. check_awake:
+        raises RpcError while the model sleeps."""
+        self._check_awake = check_awake
         self.registry = registry
         self.changing = asyncio.Lock()
         self._drivers = drivers
@@ -99,6 +102,7 @@ class Names:
         else:
             check_name(request.name)
             check_path(request.path)
+            self._check_awake()
             adapter = await asyncio.shield(self._tasks.start(self._load(request)))
         return admin_pb2.AdminServiceLoadAdapterResponse(adapter=convert.from_adapter(adapter))
 

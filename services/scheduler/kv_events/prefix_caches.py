@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Protocol
 
 import grpc
 
@@ -31,6 +32,16 @@ logger = logging.getLogger(__name__)
 CallSoon = Callable[[Callable[[], None]], object]
 
 
+class Tiers(Protocol):
+    """The tiers of executors."""
+
+    def begin_reset(self) -> None:
+        """Takes in that the memory of all executors is about to be reset."""
+
+    async def on_reset(self) -> None:
+        """Returns when the tiers of executors are reset, too. Raises RpcError UNAVAILABLE if they are not."""
+
+
 class PrefixCaches:
     """Records nothing before the first subscription, unless `start` was called: until then, steps do nothing more."""
 
@@ -47,11 +58,11 @@ class PrefixCaches:
         scheduler: Scheduler,
         drivers: Mapping[int, ReplicaDriver],
         adapters: AdaptersInForce | None,
-        reset_tiers: Callable[[], Awaitable[None]] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
-        """Takes in the scheduler that has the caches. drivers: by replica id. reset_tiers: returns when the tiers of
-        executors are reset, too. Call this before it has executors."""
-        self._reset_tiers = reset_tiers
+        """Takes in the scheduler that has the caches. drivers: by replica id. tiers: are reset, too. Call this before
+        it has executors."""
+        self._tiers = tiers
         self._scheduler = scheduler
         self._drivers = drivers
         self._adapters = adapters
@@ -60,12 +71,14 @@ class PrefixCaches:
         """Makes all replicas forget their findable blocks, and the tiers of their executors, those that sleep included.
         Raises RpcError UNAVAILABLE if an executor does not answer."""
         replicas = [replica for replica in self._scheduler.replicas if replica.info is not None]
+        if self._tiers is not None:
+            self._tiers.begin_reset()
         for replica in replicas:
             if (recorder := self._recorders.get(replica.replica_id)) is not None:
                 recorder.clear()
         num_blocks = sum(reset(replica.kv, replica.running) for replica in replicas)
-        if self._reset_tiers is not None:
-            await self._reset_tiers()
+        if self._tiers is not None:
+            await self._tiers.on_reset()
         logger.info("the prefix cache was reset; blocks forgotten: %d, executors: %d", num_blocks, len(replicas))
         return ResetPrefixCacheResponse(num_blocks=num_blocks, num_executors=len(replicas))
 

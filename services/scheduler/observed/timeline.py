@@ -15,6 +15,7 @@ GRAMMAR, ADAPTER = "grammar", "adapter"
 QUEUE, PREFILL, DECODE = "queue", "prefill", "decode"
 PREEMPTED, RECOVERY = "preempted", "recovery"
 HANDOVER = "handover"  # from the executor that computed the prompt to the one that decodes
+LOAD = "load"  # of its KV blocks from a tier; then it waits as before
 # The phases in which a request holds a row.
 _RUNNING = frozenset({PREFILL, DECODE})
 _METHOD = "pagewire.v1.SchedulerService/Generate"
@@ -55,6 +56,13 @@ class Timeline:
     def enter(self, name: str, now: float, executor: str = "", num_output_tokens: int = 0) -> None:
         self.phases.append(Phase(name, now, executor or self._executor(name), num_output_tokens))
         self.is_prefilling = name == PREFILL
+
+    def on_load(self, now: float, num_output_tokens: int, *, begins: bool) -> None:
+        """Takes in that a request that waits begins to wait for a load, or ends that."""
+        if begins and not self.runs:
+            self.enter(LOAD, now, num_output_tokens=num_output_tokens)
+        elif not begins and self.phases[-1].name == LOAD:
+            self.enter(self.phases[-2].name, now, num_output_tokens=num_output_tokens)
 
     def _executor(self, name: str) -> str:
         return self.phases[-1].executor if name == DECODE else ""

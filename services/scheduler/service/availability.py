@@ -39,6 +39,11 @@ class Availability:
         """The model and limits of the attached executors, else of the last one; None before the first."""
         return self._info
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while no executor is known to come: requests end unless one does in time."""
+        return self._watchdog is not None
+
     def check(self) -> None:
         """Raises RpcError UNAVAILABLE if no executor connected in time."""
         if self._is_given_up:

@@ -213,6 +213,7 @@ def to_executor_info(message: executor_pb2.DescribeResponse) -> ExecutorInfo:
             FoundAdapter(one.name, one.path, one.digest, one.problem, one.changed_at) for one in message.found_adapters
         ),
         role=_ROLES.get(message.role, "both"),
+        reset_at=message.reset_at,
     )
 
 

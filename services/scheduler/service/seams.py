@@ -131,6 +131,9 @@ class Sleep(admin.Sleep, Protocol):
     @property
     def status(self) -> ModelSleepStatus: ...
 
+    def check_awake(self) -> None:
+        """Raises RpcError FAILED_PRECONDITION while the model sleeps."""
+
     def on_request(self) -> None:
         """Takes in that a request arrives, which may wake the model. Raises RpcError if that failed just before."""
 

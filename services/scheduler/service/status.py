@@ -50,6 +50,7 @@ def _replica(replica: Replica, address: str, with_kv_maps: bool) -> ReplicaStatu
         status.num_running = replica.num_running
         status.max_num_seqs = replica.limits.max_num_seqs
         status.weights_version = replica.info.weights.version
+        status.role = replica.info.role
         status.is_replacing_weights = replica.is_draining
         status.kv_groups.extend(_group(group, with_kv_maps) for group in replica.kv.groups)
     return status

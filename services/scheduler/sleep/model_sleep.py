@@ -2,7 +2,8 @@
 
 An executor is put to sleep, and woken, between the description that it gives of itself and the opening of its stream
 (`ExecutorClient.on_connect`). So one that restarts meanwhile is put to sleep as well, and a scheduler that restarts
-learns from the first description whether the model sleeps: executors remember it.
+learns from descriptions whether the model sleeps: executors remember the last decision that they were told, and the
+latest one counts. If all executors and the scheduler end, the model is awake: a stack that starts anew is to serve.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ class ModelSleep:
         self._engine = engine
         self._recovery_timeout, self._idle_timeout = recovery_timeout, idle_timeout
         self._wanted: SleepState | None = None  # None: no executor has said yet whether the model sleeps
+        self._decided_at = 0  # when that was decided, Unix time, nanoseconds; 0: nothing was decided
         self._resting: dict[ReplicaDriver, int] = {}  # those that sleep, with their level
         self._failing = set[ReplicaDriver]()  # those that could not be woken
         self._falling: asyncio.Task[None] | None = None  # waits for running requests
@@ -74,12 +76,19 @@ class ModelSleep:
         """The level at which each executor sleeps, by name; 0: it is awake. May be read on any thread."""
         return {one.replica.name: self._resting.get(one, 0) for one in list(self._engine.executors.drivers.values())}
 
-    def _want(self, state: SleepState) -> None:
+    def _want(self, state: SleepState, decided_at: int | None = None) -> None:
+        """Takes in a decision. decided_at: None: now."""
+        self._decided_at = max(time.time_ns(), self._decided_at + 1) if decided_at is None else decided_at
         was, self._wanted = self.status.level, state
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if was != state.level:
             self._engine.availability.greet_again()
+
+    def check_awake(self) -> None:
+        """Raises RpcError while the model sleeps: executors load nothing."""
+        if self._is_asleep:
+            raise RpcError(grpc.StatusCode.FAILED_PRECONDITION, "the model sleeps; wake it first")
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -132,12 +141,6 @@ class ModelSleep:
         return WakeModelResponse(num_executors=sum(replica.info is not None for replica in scheduler.replicas))
 
     def _check_can_sleep(self) -> None:
-        infos = [replica.info for replica in self._engine.scheduler.replicas if replica.info is not None]
-        if any(info.num_ranks > 1 for info in infos):
-            raise RpcError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "an executor of several ranks (--tensor-parallel-size, --pipeline-parallel-size) cannot sleep",
-            )
         if self._engine.weights.is_under_way:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION, "weights are being replaced; try again when that has finished"
@@ -184,10 +187,10 @@ class ModelSleep:
         has_begun = any(one.num_output_tokens for one in self._engine.scheduler.waiting)
         return not replicas or (not has_begun and all(replica.is_drained for replica in replicas))
 
-    def _fall_asleep(self, wanted: SleepState) -> None:
+    def _fall_asleep(self, wanted: SleepState, decided_at: int | None = None) -> None:
         """Ends the streams of all executors; what runs waits again, with its tokens."""
         self._problem, self._refusal, self._backoff = None, None, FIRST_BACKOFF_S
-        self._want(wanted)
+        self._want(wanted, decided_at)
         for driver in self._engine.executors.drivers.values():
             if driver.client.incarnation is not None:  # it has a stream, or opens one
                 driver.client.start_over("its model falls asleep")
@@ -205,7 +208,9 @@ class ModelSleep:
         wanted = self._wanted
         if present != wanted:
             try:
-                await _stub(driver).Sleep(SleepRequest(state=wanted, term=driver.client.term))
+                await _stub(driver).Sleep(
+                    SleepRequest(state=wanted, term=driver.client.term, decided_at=self._decided_at)
+                )
             except grpc.aio.AioRpcError as error:
                 if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED):
                     raise
@@ -224,10 +229,16 @@ class ModelSleep:
         if description.sleep.level:
             self._engine.availability.note(convert.to_executor_info(description))
             self._engine.weights.note(convert.to_weights(description.weights))  # it may wake with those of --model
-        if self._wanted is not None:
+        told = description.sleep_decision
+        if self._wanted is not None and told.decided_at <= self._decided_at:
             return
-        self._want(description.sleep)
-        if self._is_asleep and description.sleep.wakes_on_request and self._engine.live:
+        if self._wanted is None:
+            self._want(told.state, told.decided_at)
+        elif told.state.level:
+            self._fall_asleep(told.state, told.decided_at)
+        else:
+            self._wake(told.decided_at)
+        if self._is_asleep and told.state.wakes_on_request and self._engine.live:
             self._wake()
 
     def _on_refusal(self, driver: ReplicaDriver, error: RpcError) -> None:
@@ -239,8 +250,9 @@ class ModelSleep:
     async def _wake_executor(self, driver: ReplicaDriver) -> bool:
         """Wakes one executor; returns True once it is to be described anew."""
         self._resting[driver] = 0
+        self._engine.availability.on_attached()  # requests wait as long as it takes: it is not lost
         try:
-            await _stub(driver).Wake(WakeRequest(term=driver.client.term))
+            await _stub(driver).Wake(WakeRequest(term=driver.client.term, decided_at=self._decided_at))
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise  # it is lost
@@ -250,6 +262,8 @@ class ModelSleep:
             self._failing.discard(driver)
         finally:
             del self._resting[driver]
+            if not self._resting and not self._is_asleep and self._engine.scheduler.info is None:
+                self._engine.availability.start_waiting()
         return True
 
     async def _on_failure(self, driver: ReplicaDriver, error: RpcError) -> None:
@@ -271,9 +285,9 @@ class ModelSleep:
 
     # -- waking ------------------------------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
+    def _wake(self, decided_at: int | None = None) -> None:
         self._problem = None
-        self._want(SleepState())
+        self._want(SleepState(), decided_at)
         self._engine.availability.start_waiting()
 
     def on_request(self) -> None:

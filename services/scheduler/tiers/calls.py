@@ -48,13 +48,15 @@ class TierCalls:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
-    def forget(self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]) -> "asyncio.Future[str]":
-        """Makes the tiers forget blocks (None: all), and calls back when they have. Returns why the first attempt has
-        failed, after which others follow; empty: it has not."""
+    def forget(
+        self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None], reset_at: int = 0
+    ) -> "asyncio.Future[str]":
+        """Makes the tiers forget blocks (None: all, by a reset of this time), and calls back when they have. Returns
+        why the first attempt has failed, after which others follow; empty: it has not."""
         first: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._first_attempts.add(first)
         first.add_done_callback(self._first_attempts.discard)
-        self._start(self._forget(ForgetBlocksRequest(blocks=blocks or ()), first, on_forgotten))
+        self._start(self._forget(ForgetBlocksRequest(blocks=blocks or (), reset_at=reset_at), first, on_forgotten))
         return first
 
     async def _forget(

@@ -1,7 +1,7 @@
 """One load: blocks of the KV cache that are being filled, and those of the hit before them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ class Load:
         self.seconds = seconds
         self.end = len(upcoming.hashes)  # the number of blocks after which a request can continue
         self.is_held = False  # its blocks stay held when it is over
+        self.on_waited: Callable[[], None] = lambda: None  # called once its request waits for it no more
         self._num_parts_left = len(parts)
         self._groups = groups
         self._tables = tables
@@ -76,6 +77,7 @@ class Load:
         awaited = self.request.blocks.awaited
         if awaited is not None and awaited[0] is self.upcoming:
             self.request.blocks.await_none()
+            self.on_waited()
 
     def forget(self, hashes: Collection[bytes] | None) -> None:
         """Keeps these contents from becoming findable; None: all."""

@@ -28,6 +28,8 @@ from pagewire.v1.executor_pb2 import BlockHashes, BlockSet, KVLoaded, StepReques
 ComputeSeconds = Callable[[int, int], float]
 # Makes the executor forget blocks in its tiers, and calls back when it has; None: all.
 Forget = Callable[[Sequence[BlockHashes] | None, Callable[[], None]], None]
+# Takes in that a request waits for a load, or waits no more.
+OnWait = Callable[[Request, bool], None]
 # Calls a function after so many seconds, which may be infinite.
 CallLater = Callable[[float, Callable[[], None]], None]
 
@@ -57,9 +59,10 @@ class ReplicaTiers:
         compute_seconds: ComputeSeconds,
         forget: Forget,
         call_later: CallLater = lambda seconds, function: None,
+        on_wait: OnWait = lambda request, begins: None,
     ) -> None:
         """kv: empty memory. call_later: decides a step after the call."""
-        self._call_later = call_later
+        self._call_later, self._on_wait = call_later, on_wait
         self.contents = contents
         self.costs = LoadCosts(info.kv_tiers)
         # The tiers of other executors with the same format, from which it may load, too.
@@ -115,6 +118,8 @@ class ReplicaTiers:
         self._tried[request] = request.epoch
         load = self._loads.begin(request, plan, sources)
         request.blocks.awaited = load.upcoming, plan.end
+        self._on_wait(request, True)
+        load.on_waited = partial(self._on_wait, request, False)
         # Whatever the tier does, a request waits at most as long as computing takes.
         self._call_later(seconds, partial(_give_up, load))
         return True

@@ -1,6 +1,7 @@
 """The tiers of all executors: gives the memory of each the decisions about its tiers, and makes the calls."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -10,11 +11,14 @@ from pagewire.services.scheduler.core.replica import Replica
 from pagewire.services.scheduler.core.scheduler import Scheduler
 from pagewire.services.scheduler.memory.block_index import BlockListener
 from pagewire.services.scheduler.memory.kv_cache import KVCacheManager
+from pagewire.services.scheduler.service.live_request import LiveRequest
 from pagewire.services.scheduler.service.replica_driver import ReplicaDriver
 from pagewire.services.scheduler.tiers.calls import TierCalls
 from pagewire.services.scheduler.tiers.contents import TierContents
 from pagewire.services.scheduler.tiers.replica_tiers import ReplicaTiers
+from pagewire.services.scheduler.tiers.resets import Resets
 from pagewire.services.scheduler.values.executor_info import ExecutorInfo
+from pagewire.services.scheduler.values.request import Request
 from pagewire.v1.executor_pb2 import BlockHashes
 from pagewire.wire.rpc import RpcError
 
@@ -30,7 +34,7 @@ class Calls(Protocol):
     def watch(self, contents: TierContents) -> None: ...
 
     def forget(
-        self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]
+        self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None], reset_at: int = 0
     ) -> "asyncio.Future[str] | None": ...
 
     def stop(self) -> None: ...
@@ -50,14 +54,23 @@ class Tiers:
         self._forgetting: list[tuple[int, asyncio.Future[str]]] = []
         # What executors have yet to forget, by replica id; None: all. A lost connection does not change it.
         self._unforgotten: dict[int, list[Sequence[BlockHashes] | None]] = {}
+        self._resets = Resets()
         self.of_replica: dict[int, ReplicaTiers] = {}  # by replica id; only those of executors with tiers
         self._drivers: Mapping[int, ReplicaDriver] = {}
+        self._live: Mapping[int, LiveRequest] = {}
         self._scheduler: Scheduler | None = None
         self.index_of: Callable[[int], BlockListener] | None = None  # for placement: of a replica, by its id
 
-    def follow(self, scheduler: Scheduler, drivers: Mapping[int, ReplicaDriver] | None = None) -> None:
-        """Takes in the scheduler that has the replicas. drivers: by replica id. Call this before it has executors."""
+    def follow(
+        self,
+        scheduler: Scheduler,
+        drivers: Mapping[int, ReplicaDriver] | None = None,
+        live: Mapping[int, LiveRequest] | None = None,
+    ) -> None:
+        """Takes in the scheduler that has the replicas. drivers: by replica id. live: requests by id. Call this before
+        it has executors."""
         self._scheduler = scheduler
+        self._live = {} if live is None else live
         self._drivers = {} if drivers is None else drivers
 
     def on_memory(self, replica_id: int, info: ExecutorInfo | None, kv: KVCacheManager) -> None:
@@ -67,7 +80,18 @@ class Tiers:
         if (calls := self._calls.pop(replica_id, None)) is not None:
             calls.stop()
         if info is not None and info.kv_tiers and kv.caches_prefixes:
+            if self._resets.on_executor(replica_id, info.reset_at):
+                self._reset_others(replica_id)
+            if self._resets.has_missed(replica_id):
+                self._unforgotten[replica_id] = [None]
             self._join(replica_id, info, kv, self._make_calls(replica_id))
+
+    def _reset_others(self, replica_id: int) -> None:
+        """Makes executors forget what they have kept through a reset that one of them knows of, from an earlier
+        scheduler."""
+        for other, tiers in self.of_replica.items():
+            if other != replica_id and self._resets.has_missed(other):
+                tiers.clear()
 
     def let_load(self, replica: Replica) -> None:
         """Lets a replica without tiers of its own load from others."""
@@ -97,7 +121,7 @@ class Tiers:
         driver = self._drivers.get(replica_id)
         if driver is None or calls is None:
             contents.known()
-        tiers = ReplicaTiers(replica_id, info, kv, contents, compute_seconds, forget, call_later)
+        tiers = ReplicaTiers(replica_id, info, kv, contents, compute_seconds, forget, call_later, self._on_wait)
         kv.tiers = self.of_replica[replica_id] = tiers
         if calls is not None:
             self._calls[replica_id] = calls
@@ -105,6 +129,10 @@ class Tiers:
                 contents.on_known = driver.wake
                 call_later(_KNOWN_S, contents.known)
             self._watch(replica_id, calls, contents)
+
+    def _on_wait(self, request: Request, begins: bool) -> None:
+        if (live := self._live.get(request.request_id)) is not None:
+            live.timeline.on_load(time.monotonic(), request.num_output_tokens, begins=begins)
 
     def _watch(self, replica_id: int, calls: Calls, contents: TierContents) -> None:
         """Keeps contents up to date, once the executor has forgotten what it did not while it was away."""
@@ -127,12 +155,14 @@ class Tiers:
     ) -> None:
         unforgotten = self._unforgotten.setdefault(replica_id, [])
         unforgotten.append(blocks)
+        reset_at = self._resets.latest if blocks is None else 0
 
         def end() -> None:
             unforgotten.remove(blocks)
+            self._resets.on_followed(replica_id, reset_at)
             on_forgotten()
 
-        if (first := calls.forget(blocks, end)) is not None:
+        if (first := calls.forget(blocks, end, reset_at)) is not None:
             self._forgetting = [one for one in self._forgetting if not one[1].done()]
             self._forgetting.append((replica_id, first))
 
@@ -167,18 +197,44 @@ class Tiers:
         tiers = self.of_replica.get(replica_id)
         return tiers.expected_seconds(hashes) if tiers is not None else float("inf")
 
+    def begin_reset(self) -> None:
+        """Takes in that the memory of all executors is about to be reset."""
+        self._resets.begin()
+
     async def on_reset(self) -> None:
-        """Takes in that the memory of all executors was reset. Those that are away, or sleep, forget what their tiers
-        hold before anything is loaded there; returns when the others have forgotten it. Raises RpcError UNAVAILABLE if
-        one has not."""
-        for replica_id in self._drivers.keys() - self._calls.keys():
-            self._unforgotten[replica_id] = [None]
+        """Takes in that the memory of all executors was reset; returns when their tiers have forgotten what they held.
+        Those that are away forget it before anything is loaded there. Raises RpcError UNAVAILABLE if one has not, or if
+        none that stays could be told."""
         waiting, self._forgetting = self._forgetting, []
         for replica_id, first in waiting:
             if reason := await first:
-                driver = self._drivers.get(replica_id)
                 raise RpcError(
                     grpc.StatusCode.UNAVAILABLE,
-                    f"the executor at {driver.address if driver else replica_id} has not forgotten what its tiers hold "
-                    f"({reason}); nothing is loaded there until it has, so try again once it answers",
+                    f"the executor at {self._name(replica_id)} has not forgotten what its tiers hold ({reason}); "
+                    "nothing is loaded there until it has, so try again once it answers",
                 )
+        away = self._drivers.keys() - self._calls.keys()
+        for replica_id in away:
+            self._unforgotten[replica_id] = [None]
+        missed = [replica_id for replica_id in away & self._resets.known if not await self._reset_away(replica_id)]
+        if missed and len(missed) == len(self._resets.known):
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the executor at {self._name(missed[0])} is away: it forgets what its tiers hold when it is back, "
+                "unless the scheduler restarts before; try again then",
+            )
+
+    async def _reset_away(self, replica_id: int) -> bool:
+        """Makes the tiers of an executor that takes no steps forget everything, as it may sleep; returns whether they
+        have."""
+        if (calls := self._make_calls(replica_id)) is None:
+            return False
+        reset_at = self._resets.latest
+        first = calls.forget(None, lambda: self._resets.on_followed(replica_id, reset_at), reset_at)
+        has_failed = first is None or bool(await first)
+        calls.stop()
+        return not has_failed
+
+    def _name(self, replica_id: int) -> str:
+        driver = self._drivers.get(replica_id)
+        return driver.address if driver else str(replica_id)

@@ -106,6 +106,7 @@ class ExecutorInfo:
     kv_format: str = ""  # executors with the same one may read each other's blocks
     found_adapters: tuple[FoundAdapter, ...] = ()
     role: str = "both"  # or prefill, decode
+    reset_at: int = 0  # the latest reset of prefixes that its tiers have followed, Unix time, nanoseconds
 
     @property
     def max_num_tokens(self) -> int:

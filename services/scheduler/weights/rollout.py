@@ -49,6 +49,7 @@ class Rollout:
         wake: Callable[[], None],
         end: RequestEnder,
         recovery_timeout: float,
+        check_awake: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -56,7 +57,9 @@ class Rollout:
             wake: called when there may be steps to decide.
             end: ends a live request with an error.
             recovery_timeout: seconds after which a request ends if no executor has the weights of its tokens.
+            check_awake: raises RpcError while the model sleeps.
         """
+        self._check_awake = check_awake
         self._scheduler = scheduler
         self._drivers = drivers
         self._wake = wake
@@ -153,6 +156,7 @@ class Rollout:
         if len(request.request_id.encode()) > MAX_ID_BYTES:
             what = f"request_id is longer than {MAX_ID_BYTES} bytes; use a shorter one"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, what, [("request_id", what)])
+        self._check_awake()
         return await self._replacements.answer(request)
 
     async def _replace(self, request: ReplaceWeightsRequest) -> ReplaceWeightsResponse:

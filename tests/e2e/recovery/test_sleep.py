@@ -76,9 +76,12 @@ class Streams:
 
 
 async def disturbed(line: Line, path: str, victim: str) -> None:
-    """Makes a call, and kills a service in its middle."""
+    """Makes a call, and kills a service once it has begun."""
+    sleeps = path.startswith("/sleep")
     calling = asyncio.create_task(call(line, path))
-    await asyncio.sleep(0.03)
+    async with asyncio.timeout(30):
+        while await is_sleeping(line) != sleeps:
+            pass  # each look takes a moment
     line.restart(victim)
     answer = await calling
     assert answer.status_code == 200, answer.text

@@ -51,7 +51,7 @@ def line_status(num_used: int) -> GetStatusResponse:
         RankStatus(rank=0, state=RankState.RANK_STATE_READY, wait_seconds=1.5, process="process 7 on a"),
         RankStatus(rank=1, state=RankState.RANK_STATE_STARTING),
     ]
-    replica.weights_version, replica.is_replacing_weights = "d0", True
+    replica.weights_version, replica.is_replacing_weights, replica.role = "d0", True, "prefill"
     return GetStatusResponse(
         services=[
             ServiceStatus(
@@ -105,7 +105,7 @@ async def test_a_snapshot_says_how_all_services_are(client: httpx.AsyncClient, f
     assert status["latency"]["inter_token"] == {"count": 0, "p50": None, "p95": None}
     (replica,) = status["replicas"]
     assert replica["attached"] and replica["running"] == 2 and replica["max_num_seqs"] == 8
-    assert replica["weights_version"] == "d0" and replica["replacing_weights"]
+    assert replica["weights_version"] == "d0" and replica["replacing_weights"] and replica["role"] == "prefill"
     process = {"stage": 0, "wait_seconds": 1.5, "process": "process 7 on a"}
     awaited = {"stage": 0, "wait_seconds": None, "process": ""}
     assert replica["ranks"] == [{"rank": 0, "state": "ready", **process}, {"rank": 1, "state": "starting", **awaited}]

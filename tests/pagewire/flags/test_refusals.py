@@ -124,14 +124,7 @@ REFUSED = [
     # Of the executor.
     ("experts -ep", "--enable-expert-parallel divides experts among devices, and --tensor-parallel-size is 1: say how"),
     ("dense --block-size 16 --state-block-size 8", "--state-block-size 8 is not a multiple of --block-size 16; use"),
-    (
-        "dense --kv-offloading-dir kv --tensor-parallel-size 2",
-        "--kv-offloading-dir kv: an executor of 2 processes",
-    ),
-    (
-        "dense --kv-offloading-size 1 --tensor-parallel-size 2",
-        "--kv-offloading-size 1: an executor of 2 processes",
-    ),
+    ("dense --kv-offloading-dir-size 1", "--kv-offloading-dir-size 1: no directory is bounded by it; add --kv-offload"),
     ("dense --device cuda --block-size 8", "--block-size 8: the CUDA kernels take 16, 32, 64, 128; use one of them"),
     ("dense --device cpu --cudagraph-capture-sizes 129", "--cudagraph-capture-sizes 129: a step has at most 128 req"),
     (

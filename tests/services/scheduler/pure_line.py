@@ -70,7 +70,7 @@ class LineCalls:
             self.contents.apply(changes)  # type: ignore[union-attr]
         self._num_told = len(self._tier.changes)
 
-    def forget(self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None]) -> None:
+    def forget(self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None], reset_at: int = 0) -> None:
         self._tier.forget(blocks)
         on_forgotten()
 

@@ -110,6 +110,11 @@ class PipelineStage(StageExchange):
         )
         self._ended = time.perf_counter_ns()
 
+    def leave(self) -> None:
+        while self._awaited:
+            ids = torch.empty(self._awaited.popleft().num_ids, dtype=torch.int64, device=self._stream.hidden.device)
+            self._tokens[0].receive((ids,))
+
     def _own_times(self) -> tuple[int, int]:
         return time.perf_counter_ns() - self._begun - self._waited, self._waited
 

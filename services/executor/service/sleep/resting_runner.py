@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Self
 
 import grpc
-import torch
 
-from pagewire.services.executor.batch.kv_cache import KVGroup
-from pagewire.services.executor.models.pooling import Pooling
-from pagewire.services.executor.models.protocol import Model
-from pagewire.services.executor.runner.adapters import Adapters
+from pagewire.services.executor.runner.model_runner import ModelRunner
 from pagewire.services.executor.runner.runner import Runner
-from pagewire.services.executor.step.limits import Limits
-from pagewire.services.executor.step.step import Step, StepOutput
+from pagewire.services.executor.runner.wrapping_runner import WrappingRunner
 from pagewire.wire.rpc import RpcError
 
 
@@ -23,80 +17,41 @@ def asleep() -> RpcError:
     return RpcError(grpc.StatusCode.FAILED_PRECONDITION, "the model sleeps; wake it first")
 
 
-@runtime_checkable
-class Wrapper(Protocol):
-    """A runner around the model's, which it lets go while the model sleeps."""
-
-    def rest(self) -> Runner:
-        """Lets the runner inside go, and returns it. Called on the device thread."""
-
-    def resume(self, runner: Runner) -> Runner:
-        """Returns this wrapper around another runner of the same model."""
-
-
-def present_of(runner: Runner) -> Runner:
-    """Returns the runner itself, if it is one that can be away."""
-    return runner.present if isinstance(runner, RestingRunner) else runner
-
-
-class RestingRunner:
-    """A `Runner` that hands everything to the present one. Without one, it holds no rows and executes nothing."""
+class RestingRunner(WrappingRunner):
+    """A `Runner` around all others. While the model's runner is away, it holds no rows and executes nothing."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner: Runner | None = runner
+        super().__init__(runner)
+        self._is_away = False
 
     @property
-    def present(self) -> Runner:
-        """The runner itself. Raises RpcError FAILED_PRECONDITION while the model sleeps."""
-        if self._runner is None:
+    def inner(self) -> Runner:
+        """The runner inside. Raises RpcError FAILED_PRECONDITION while the model sleeps."""
+        if self._is_away:
             raise asleep()
-        return self._runner
+        return super().inner
 
-    def replace(self, runner: Runner | None) -> None:
-        """Drops the present runner for another one, or for none."""
-        self._runner = runner
+    def rest(self) -> ModelRunner:
+        runner = super().rest()
+        self._is_away = True
+        return runner
 
-    @property
-    def model(self) -> Model:
-        return self.present.model
-
-    @property
-    def device(self) -> torch.device:
-        return self.present.device
-
-    @property
-    def pooling(self) -> Pooling:
-        return self.present.pooling
-
-    @property
-    def limits(self) -> Limits:
-        return self.present.limits
-
-    @property
-    def kv_groups(self) -> Sequence[KVGroup]:
-        return self.present.kv_groups
-
-    @property
-    def adapters(self) -> Adapters:
-        return self.present.adapters
+    def resume(self, runner: ModelRunner) -> Self:
+        super().resume(runner)
+        self._is_away = False
+        return self
 
     @property
     def num_requests(self) -> int:
-        return 0 if self._runner is None else self._runner.num_requests
+        return 0 if self._is_away else super().num_requests
 
     @property
     def smallest_image(self) -> int:
-        return 0 if self._runner is None else self._runner.smallest_image
+        return 0 if self._is_away else super().smallest_image
 
     def reset(self) -> None:
-        if self._runner is not None:
-            self._runner.reset()
-
-    def execute(self, step: Step, launching: Callable[[float], None] = lambda load: None) -> StepOutput:
-        return self.present.execute(step, launching)
-
-    def on_other_weights(self) -> None:
-        self.present.on_other_weights()
+        if not self._is_away:
+            super().reset()
 
     def record_missing(self) -> bool:
-        return self._runner is not None and self._runner.record_missing()
+        return not self._is_away and super().record_missing()

@@ -1,15 +1,19 @@
 """`pagewire doctor` as a user runs it."""
 
 import json
+import re
 import socket
 
 import pytest
 
+from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.tools.doctor import command
 from pagewire.tools.doctor.finding import Finding, Level, note, ok, problem, warning
+from pagewire.tools.doctor.model import check_model
 from pagewire.tools.doctor.network import check_network
-from tests.pagewire.tools.doctor.machines import RecordedHost, good
+from pagewire.tools.doctor.settings import check_settings
+from tests.pagewire.tools.doctor.machines import RecordedHost, good, smi
 
 _FREE = ["--port", "0", "--grpc-port", "0"]
 
@@ -34,6 +38,24 @@ def test_flags_that_contradict_each_other(capsys) -> None:
     command.main(flags)
     said = [f["found"] for f in json.loads(capsys.readouterr().out)["findings"] if f["area"] == "flags"]
     assert said == ["--max-num-batched-tokens 64 is less than --max-num-seqs 256", "--enforce-eager"]
+
+
+def test_offloaded_weights_are_not_on_the_gpu(smollm2_gguf, tmp_path) -> None:
+    host = RecordedHost(tmp_path, good(), commands=smi({}))
+    whole, offloaded = (
+        next(f.found for f in check_model(host, ServeConfig(model=str(smollm2_gguf), cpu_offload_gb=gb), smollm2_gguf))
+        for gb in (0, 0.04)
+    )
+    of_gpu = [float(re.match(r"([\d.]+) MiB of weights", found)[1]) for found in (whole, offloaded)]  # type: ignore[index]
+    kept = float(re.search(r"without ([\d.]+) MiB in host memory \(--cpu-offload-gb\)", offloaded)[1])  # type: ignore[index]
+    assert of_gpu[0] - of_gpu[1] == pytest.approx(kept, abs=1.5) and 0 < kept < 41 and "without" not in whole
+
+
+def test_roles_of_executors_are_shown(tmp_path) -> None:
+    config = ServeConfig(data_parallel_size=2, prefill_executors=1, device="cpu")
+    assert "executor-0 prefill, executor-1 decode" in [
+        f.found for f in check_settings(RecordedHost(tmp_path, good()), config)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,23 @@ def test_each_fault_has_its_finding(check, values) -> None:
     assert list(_found(_change(**values))) == [check]
 
 
+@pytest.mark.parametrize(
+    "roles, level, said",
+    [
+        (["prefill", "decode"], Level.OK, "executor-0 prefill, executor-1 decode"),
+        (["both", "decode"], Level.OK, "executor-0 both, executor-1 decode"),
+        (["prefill", "prefill"], Level.WARNING, "start one with --role decode"),
+        (["decode"], Level.WARNING, "start one with --role prefill"),
+        (["both", "both"], None, ""),
+    ],
+)
+def test_roles_are_shown(roles: list[str], level: Level | None, said: str) -> None:
+    replicas: list[object] = [{"name": f"executor-{i}", "role": role, "attached": True} for i, role in enumerate(roles)]
+    found = list(live._roles({"replicas": [*replicas, {"name": "executor-9", "role": "", "attached": False}]}))
+    assert [finding.level for finding in found] == ([] if level is None else [level])
+    assert all(said in f"{finding.found} {finding.remedy}" for finding in found)
+
+
 @pytest.mark.parametrize("url", ["nonsense", "", "127.0.0.1:8000", "http://[::1", "file:///etc", "http://:x"])
 def test_what_is_no_address_is_said_so(url: str) -> None:
     with pytest.raises(StartupError, match=r"--url: .*http://127.0.0.1:8000"):

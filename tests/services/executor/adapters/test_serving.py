@@ -70,7 +70,7 @@ async def serving(model: Path, **flags: Any) -> AsyncIterator[Service]:
         finally:
             await server.stop()
             await asyncio.to_thread(worker.stop)
-            servicer.close()
+            await servicer.close()
 
 
 async def load(service: Service, name: str, path: Path | str, digest: str = "") -> Adapter:

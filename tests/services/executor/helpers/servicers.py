@@ -10,16 +10,15 @@ from pagewire.config import ExecutorConfig
 from pagewire.services.executor.adapters.loading import load_adapter
 from pagewire.services.executor.adapters.serving import ServedAdapters
 from pagewire.services.executor.main import make_grammars
+from pagewire.services.executor.parallel.group import ALONE_GROUP
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
-from pagewire.services.executor.runner.runner import Runner
 from pagewire.services.executor.service.controls import Controls
 from pagewire.services.executor.service.convert import first_weights
 from pagewire.services.executor.service.replacement import Replacements, load_weights
 from pagewire.services.executor.service.seams import Features, Grammars
-from pagewire.services.executor.service.sleep.resting_runner import present_of
-from pagewire.services.executor.service.sleep.sleeping import Sleeping, start_again
+from pagewire.services.executor.service.sleep.rest import Rest, start_again
+from pagewire.services.executor.service.sleep.sleeping import Sleeping
 from pagewire.services.executor.service.worker import Worker
-from pagewire.services.executor.start.before import Before
 from pagewire.services.executor.tiers.start import served_tiers
 
 
@@ -36,10 +35,8 @@ def servicer_of(
     def make_features(info: ExecutorInfo) -> Features:
         weights = Replacements(worker, load, first_weights(info))
         adapters = ServedAdapters(worker.runner.adapters, load_adapter, config.lora_dir)
-        sleep = Sleeping(worker, config, Path(config.model), again, weights, adapters)
-        return Features(make(info), weights, adapters, served_tiers(config, present_of(worker.runner)), sleep)
-
-    def again(config: ExecutorConfig, before: Before) -> tuple[Runner, ExecutorInfo]:
-        return start_again(config, config.model, before)
+        rest = Rest(config, Path(config.model), info, partial(start_again, config.model, ALONE_GROUP))
+        sleep = Sleeping(worker, config, rest, weights, adapters)
+        return Features(make(info), weights, adapters, served_tiers(config, worker.runner), sleep)
 
     return Controls(worker, make_features)

@@ -42,16 +42,15 @@ class FakeCopies:
     waiting: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # copies that have not run
     num_started: int = 0
     clock: int = 0  # of what is computed
-    seen: int = 0  # the clock that copies wait for
     used: dict[int, int] = field(default_factory=dict)  # buffer's address -> the clock when it was last read
     current: int | None = None  # address of the buffer that the next layer reads
     targets: list[int] = field(default_factory=list)  # of each copy
 
-    def after_computing(self) -> None:
-        self.seen = self.clock
+    def now(self) -> int:
+        return self.clock
 
-    def copy(self, target: Tensor, source: Tensor) -> int:
-        assert self.used.get(target.data_ptr(), 0) <= self.seen, "a buffer is overwritten while a layer may read it"
+    def copy(self, target: Tensor, source: Tensor, after: int) -> int:
+        assert self.used.get(target.data_ptr(), 0) <= after, "a buffer is overwritten while a layer may read it"
         self.waiting.append((target, source))
         self.targets.append(target.data_ptr())
         self.num_started += 1
@@ -59,7 +58,7 @@ class FakeCopies:
             self.run(self.num_started)
         return self.num_started
 
-    def wait(self, mark: int) -> None:
+    def hold(self, mark: int) -> None:
         self.run(mark)
         self.current = self.targets[mark - 1]
 

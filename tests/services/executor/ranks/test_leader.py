@@ -17,7 +17,8 @@ from pagewire.services.executor.ranks.formation import common_flags
 from pagewire.services.executor.ranks.leader import Leader
 from pagewire.services.executor.ranks.link import Link, connect, introduce
 from pagewire.v1.admin_pb2 import RankState, ServiceStatus
-from pagewire.v1.rank_link_pb2 import RankReport
+from pagewire.v1.executor_pb2 import ForgetBlocksRequest
+from pagewire.v1.rank_link_pb2 import RankCommand, RankReport
 
 
 class Group:
@@ -97,3 +98,21 @@ def test_the_group_ends_if_a_follower_cannot_do_what_the_leader_has_begun(group:
     assert group.states == [READY, READY, LOST]
     with pytest.raises(RankLost):
         group.leader.failure.check()
+
+
+def test_blocks_are_forgotten_once_all_ranks_say_so(group: Group) -> None:
+    """An answer that comes late, or says that it failed, does not count for a later order."""
+    first, second = group.followers
+    request = ForgetBlocksRequest(reset_at=1)
+    assert not group.leader.forget(request, 0.01), "none has answered"
+    for link, has_forgotten in ((first, True), (second, False), (first, True), (second, True)):
+        link.send(RankReport(has_forgotten=has_forgotten))
+    assert group.leader.forget(request, 20)
+    for link in (first, second, first):
+        link.send(RankReport(has_forgotten=link is first))
+    assert not group.leader.forget(request, 20)
+    second.send(RankReport(has_forgotten=True))
+    assert group.leader.forget(request, 20)
+    for link in group.followers:
+        commands = [link.receive(RankCommand).forget_blocks for _ in range(4)]
+        assert commands == [request] * 4

@@ -265,7 +265,7 @@ async def test_the_service_installs_the_loaded_weights_and_no_others(tmp_path: P
         assert (await stub.Describe(executor_pb2.DescribeRequest())).weights == loaded
     await server.stop()
     worker.stop()
-    servicer.close()
+    await servicer.close()
     assert generated(runner) == generated(started(other)[1]) != before
 
 

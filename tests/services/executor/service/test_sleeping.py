@@ -21,7 +21,7 @@ from pagewire.services.executor.service.worker import Worker
 from pagewire.services.executor.tiers.start import start_tiered
 from pagewire.v1 import executor_pb2, executor_pb2_grpc
 from pagewire.v1.common_pb2 import Adapter
-from pagewire.v1.executor_pb2 import SleepState, Weights
+from pagewire.v1.executor_pb2 import SleepDecision, SleepState, Weights
 from pagewire.wire import rpc
 from tests.services.executor.helpers.adapters import save_adapter
 from tests.services.executor.helpers.servicers import servicer_of
@@ -34,8 +34,8 @@ PROMPT = [5, 17, 3, 60, 21, 8, 44]
 
 
 @asynccontextmanager
-async def serving(model: Path, cache: Path, *, ranks: bool = False, **flags: Any) -> AsyncIterator[Service]:
-    """Yields an executor. ranks: as one of several ranks has it, without a runner that can be away."""
+async def serving(model: Path, cache: Path, **flags: Any) -> AsyncIterator[Service]:
+    """Yields an executor."""
     config = ExecutorConfig(
         model=str(model),
         dtype="float32",
@@ -51,7 +51,7 @@ async def serving(model: Path, cache: Path, *, ranks: bool = False, **flags: Any
 
     def start() -> Any:
         runner, info = start_tiered(config, str(model), lambda fraction, text: None)
-        return (runner if ranks else RestingRunner(runner)), info
+        return RestingRunner(runner), info
 
     worker = Worker(start, on_cuda=False)
     with tempfile.TemporaryDirectory(prefix="pw-") as directory:
@@ -67,7 +67,7 @@ async def serving(model: Path, cache: Path, *, ranks: bool = False, **flags: Any
         finally:
             await server.stop()
             await asyncio.to_thread(worker.stop)
-            servicer.close()
+            await servicer.close()
 
 
 @pytest.fixture(scope="module")
@@ -200,13 +200,23 @@ async def test_adapters_stay_in_memory(model: Path, tmp_path: Path) -> None:
         await output(service)
 
 
-async def test_an_executor_of_several_ranks_refuses(model: Path, tmp_path: Path) -> None:
-    async with serving(model, tmp_path / "cache", ranks=True) as service:
-        with pytest.raises(grpc.aio.AioRpcError, match="several ranks"):
-            await sleep(service, 1)
+async def test_an_unknown_level_is_refused(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path / "cache") as service:
         with pytest.raises(grpc.aio.AioRpcError, match="no sleep of level 3"):
             await sleep(service, 3)
         await output(service)
+
+
+async def test_the_latest_decision_is_remembered(model: Path, tmp_path: Path) -> None:
+    """Shows it to a scheduler that restarts, which does not take an executor that is slow to wake for a sleeper."""
+    async with serving(model, tmp_path / "cache") as service:
+        assert not (await describe(service)).HasField("sleep_decision")
+        state = SleepState(level=2)
+        await service.stub.Sleep(executor_pb2.SleepRequest(state=state, decided_at=7))
+        await service.stub.Sleep(executor_pb2.SleepRequest(state=SleepState(level=1), decided_at=5))
+        assert (await describe(service)).sleep_decision == SleepDecision(state=state, decided_at=7)
+        await service.stub.Wake(executor_pb2.WakeRequest(decided_at=8))
+        assert (await describe(service)).sleep_decision == SleepDecision(state=SleepState(), decided_at=8)
 
 
 def test_weights_in_host_memory_return_as_they_were(model: Path) -> None:

@@ -89,7 +89,7 @@ def write(cache: torch.Tensor, block: int, value: int) -> None:
 
 
 def test_a_save_waits_for_its_step_and_later_steps_for_the_save(device: torch.Tensor) -> None:
-    moved = copies.CudaCopies([device])
+    moved = copies.DeviceCopies([device])
     target = np.zeros(BYTES, dtype=np.uint8)
     write(device, 1, 7)
     until = moved.save(0, 1, target, moved.now())
@@ -101,7 +101,7 @@ def test_a_save_waits_for_its_step_and_later_steps_for_the_save(device: torch.Te
 
 
 def test_a_load_waits_for_the_steps_before_it(device: torch.Tensor) -> None:
-    moved = copies.CudaCopies([device])
+    moved = copies.DeviceCopies([device])
     write(device, 2, 7)  # of a request that has ended since
     moved.wait(moved.load(0, 2, np.full(BYTES, 5, dtype=np.uint8), moved.now()))
     assert device[2].tolist() == [5] * BYTES
@@ -110,7 +110,7 @@ def test_a_load_waits_for_the_steps_before_it(device: torch.Tensor) -> None:
 def test_what_is_saved_is_what_the_step_wrote_although_the_next_one_is_launched(device: torch.Tensor) -> None:
     host = HostBlocks(Memory([4], [BYTES]), is_tier=True)
     host.open("f")
-    saves = Saves(copies.CudaCopies([device]), host, None)
+    saves = Saves(copies.DeviceCopies([device]), host, None)
     saves.start()
     key: Key = 0, b"k" * 32
     write(device, 3, 1)
@@ -121,4 +121,4 @@ def test_what_is_saved_is_what_the_step_wrote_although_the_next_one_is_launched(
     saves.wait(None, 10)
     slot = host.find(key)
     assert slot is not None and slot.contents.tolist() == [1] * BYTES
-    saves.close()
+    saves.close(5)

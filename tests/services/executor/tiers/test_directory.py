@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from pagewire.services.executor.tiers import directory as module
+from pagewire.services.executor.tiers import block_files as module
+from pagewire.services.executor.tiers.block_files import Damaged
 from pagewire.services.executor.tiers.contents import Key
-from pagewire.services.executor.tiers.directory import Damaged, Directory
+from pagewire.services.executor.tiers.directory import Directory
 
 FORMAT, OTHER_FORMAT = "a" * 64, "b" * 64
 SIZE = 936  # with the header, 1000 bytes
@@ -184,3 +185,15 @@ def test_a_damaged_file_is_deleted_where_that_is_possible(tmp_path: Path, monkey
     with pytest.raises(Damaged):
         directory.read(key(1), np.zeros(SIZE, dtype=np.uint8))
     assert not holds(directory, 1)
+
+
+def test_the_latest_reset_is_kept_for_all(tmp_path: Path) -> None:
+    directory = opened(tmp_path)
+    assert directory.reset_at() == 0
+    directory.keep_reset(7)
+    directory.keep_reset(5)
+    assert directory.reset_at() == opened(tmp_path).reset_at() == 7, "also after a restart, and for other executors"
+    directory.open(OTHER_FORMAT)
+    assert directory.reset_at() == 0, "blocks of other weights may be there from before"
+    (tmp_path / OTHER_FORMAT / "reset").write_text("7x")
+    assert directory.reset_at() == 0

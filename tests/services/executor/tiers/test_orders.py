@@ -14,6 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.executor.tiers import saves
+from pagewire.services.executor.tiers import tiers as module
 from pagewire.services.executor.tiers.contents import Key
 from pagewire.services.executor.tiers.copies import HostCopies
 from pagewire.services.executor.tiers.directory import Directory
@@ -111,14 +113,17 @@ def test_no_order_mixes_blocks(actions: list[tuple[str, int, int | None]], tiers
         end(block)
     tiers.saves.wait(None, 10)
     reader = OtherMemory(tiers.host.name)
+    places = reader.places(map(key, range(10)))
     for number in range(10):
         into = np.zeros(BLOCK_BYTES, dtype=np.uint8)
         if (slot := tiers.host.find(key(number))) is not None:
             assert slot.contents.tobytes() == contents(number).tobytes()
-            assert reader.copy(key(number), into) == slot.checksum and into.tobytes() == contents(number).tobytes()
+            found = reader.copy(key(number), places[key(number)], into)
+            assert found == slot.checksum and into.tobytes() == contents(number).tobytes()
             tiers.host.release(slot)
         else:
-            assert reader.copy(key(number), into) is None
+            assert key(number) not in places
+            assert all(reader.copy(key(number), place, into) is None for place in places.values())
     assert len(tiers.host.contents) <= NUM_SLOTS
 
 
@@ -142,6 +147,64 @@ class GatedCopies(HostCopies):
 
     def wait(self, until: object) -> None:
         self._gate.pass_through()
+
+
+class HungCopies(HostCopies):
+    """Copies of which one hangs until the gate opens, and one fails."""
+
+    def __init__(self, cache: torch.Tensor, gate: Gate, fails: int) -> None:
+        """fails: the number of a block."""
+        super().__init__([cache])
+        self._gate, self._fails = gate, fails
+
+    def save(self, group: int, block: int, target: np.ndarray, after: object) -> None:
+        if block == self._fails:
+            raise RuntimeError("the device has lost it")
+        if not self._gate.may_end.is_set():
+            self._gate.pass_through()
+        super().save(group, block, target, after)
+
+
+def test_a_copy_that_hangs_or_fails_holds_up_nothing(cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overwrites a block during its copy; later ones are saved as ever."""
+    monkeypatch.setattr(saves, "_STARTING_S", 0.01)
+    gate = Gate()
+    host = HostBlocks(Memory([NUM_SLOTS], [BLOCK_BYTES]), is_tier=True)
+    tiers = Tiers(HungCopies(cache, gate, fails=1), host, None, [BLOCK_BYTES])
+    tiers.open("0" * 64)
+    cache[0].numpy()[:] = contents(1)
+    tiers.save([(key(1), 0), (key(2), 1)])
+    assert gate.has_begun.wait(20)
+    tiers.saves.release([(0, 0)])
+    cache[0].numpy()[:] = contents(3)
+    tiers.save([(key(3), 0)])
+    gate.may_end.set()
+    tiers.saves.wait(None, 20)
+    assert [number for number in (1, 2, 3) if key(number) in host.contents] == [3]
+    slots = [host.acquire(0) for _ in range(NUM_SLOTS)]
+    assert all(slots), "no memory is lost"
+    tiers.close()
+
+
+def test_a_model_that_falls_asleep_leaves_out_a_copy_that_hangs(
+    cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SAVING_S", 0.01)
+    gate = Gate()
+    host = HostBlocks(Memory([NUM_SLOTS], [BLOCK_BYTES]), is_tier=True)
+    tiers = Tiers(HungCopies(cache, gate, fails=-1), host, None, [BLOCK_BYTES])
+    tiers.open("0" * 64)
+    tiers.save([(key(1), 0), (key(2), 1)])
+    assert gate.has_begun.wait(20)
+    tiers.rest()
+    tiers.copies.bind([cache])
+    gate.may_end.set()
+    tiers.saves.wait(None, 20)
+    assert key(1) not in host.contents and key(2) not in host.contents
+    tiers.save([(key(1), 0)])
+    tiers.saves.wait(None, 20)
+    assert key(1) in host.contents
+    tiers.close()
 
 
 class GatedDirectory(Directory):

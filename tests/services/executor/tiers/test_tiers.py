@@ -242,7 +242,7 @@ async def test_a_disk_that_takes_nothing_costs_nothing_else(
     def failing(*arguments: object) -> None:
         raise OSError(number, "cannot write")
 
-    monkeypatch.setattr("pagewire.services.executor.tiers.directory._write", failing)
+    monkeypatch.setattr("pagewire.services.executor.tiers.block_files._write", failing)
     before = counted("kv_offload_stores_skipped", cause=cause)
     async with serving(sockets[0], on_disk, model) as service:
         stream = await service.opened()

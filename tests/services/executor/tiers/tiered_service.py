@@ -80,7 +80,7 @@ async def serving(address: str, config: ExecutorConfig, model: Model, digest: st
     finally:
         await server.stop()
         worker.stop()
-        servicer.close()
+        await servicer.close()
 
 
 def counted(name: str, **labels: str) -> float:

@@ -1,6 +1,7 @@
 """The model sleeps and wakes: what becomes of requests, and of a line with parts that die meanwhile."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pagewire.services.scheduler.sleep import model_sleep
 from pagewire.telemetry import metrics
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from pagewire.v1.admin_pb2 import SleepMode
-from pagewire.v1.executor_pb2 import SleepState
+from pagewire.v1.executor_pb2 import SleepDecision, SleepState
 from pagewire.v1.scheduler_link_pb2 import SchedulerLinkServiceConnectRequest
 from tests.fakes import FakeExecutor, FakeExecutorServicer, expected_output
 from tests.services.scheduler.service_line import Collected, ServiceLine, token_submission
@@ -31,6 +32,16 @@ def executor(*, step_seconds: float = 0.002, **options: Any) -> FakeExecutorServ
 
 def prompt_of(number: int) -> list[int]:
     return [(number * 101 + i) % VOCAB_SIZE for i in range(20)]
+
+
+class Clock:
+    """The time of the process, of which some has been skipped."""
+
+    passed = 0.0  # seconds
+    time_ns = staticmethod(time.time_ns)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed
 
 
 class Clients:
@@ -95,6 +106,12 @@ async def test_running_requests_end_and_others_wait_until_the_wake(tmp_path: Pat
         await clients.end(1, 2, max_tokens=60)
         assert await sleeping == 2
         assert [one.sleep for one in line.executors] == [SleepState(level=2)] * 2
+        for call in (
+            admin(line).ReplaceWeights(admin_pb2.ReplaceWeightsRequest(model="/w")),
+            admin(line).LoadAdapter(admin_pb2.AdminServiceLoadAdapterRequest(name="a", path="/a")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="the model sleeps; wake it first"):
+                await call
         assert (await line.load()).num_waiting == 1 and 3 not in clients.collected.token_ids
         exposed = metrics.exposition()
         assert 'pagewire:executor_sleep_state{executor="executor-1",sleep_state="discard_all"} 1.0' in exposed
@@ -111,8 +128,8 @@ async def test_requests_are_kept_with_their_tokens_or_end_with_them(tmp_path: Pa
         await clients.submit(1, 2, max_tokens=200)
         await clients.until(lambda found: len(found.token_ids) == 2)
         assert await sleep(line, mode=SleepMode.SLEEP_MODE_KEEP) == 1
-        await asyncio.sleep(0.5)  # longer than recovery_timeout, which is for executors that are lost
-        assert (await line.load()).num_waiting == 2
+        await line.wait_for_waiting(2)
+        assert not line.engine.availability.is_waiting, "recovery_timeout is for executors that are lost"
         await wake(line)
         await clients.end(1, 2, max_tokens=200)
         await clients.submit(3, max_tokens=1000)
@@ -181,17 +198,59 @@ async def test_a_scheduler_that_restarts_learns_that_the_model_sleeps(wakes: boo
             await line.wait_for_waiting(1)
             await until(lambda: level_of(line) == 2)
             assert line.engine.availability.info is not None, "clients learn the model"
-            await asyncio.sleep(0.4)
+            await until(lambda: not line.engine.availability.is_waiting)
             assert not asleep.num_streams
             await wake(line)
         await clients.end(1)
         assert level_of(line) == 0
 
 
+async def test_requests_wait_as_long_as_a_wake_takes(tmp_path: Path) -> None:
+    """Begins the wait for an executor only when one that wakes is lost."""
+    async with ServiceLine(tmp_path, executor()).running() as line:
+        await line.wait_for_executors(1)
+        await sleep(line)
+        clients = Clients(line)
+        await clients.submit(1)
+        await line.wait_for_waiting(1)
+        line.executor.may_wake.clear()
+        waking = asyncio.create_task(wake(line))
+        await until(lambda: line.executor.sleeps == [1, 0])
+        assert not line.engine.availability.is_waiting
+        await line.kill_executor()
+        await until(lambda: line.engine.availability.is_waiting)
+        await line.start_executor(executor())
+        await clients.end(1)
+        assert await waking == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("is_asleep", [True, False])
+async def test_the_latest_decision_counts_whichever_executor_is_described_first(
+    first: int, is_asleep: bool, tmp_path: Path
+) -> None:
+    """Starts a scheduler beside an executor that missed the last decision, or has just started."""
+    asleep, awake = executor(), executor()
+    asleep.sleep = SleepState(level=2)
+    asleep.sleep_decision = SleepDecision(state=asleep.sleep, decided_at=5)
+    awake.sleep_decision = None if is_asleep else SleepDecision(decided_at=7)
+    async with ServiceLine(tmp_path, asleep, awake).running(with_executor=False) as line:
+        await line.start_executor(index=first)
+        await until(lambda: line.engine.availability.info is not None)
+        await line.start_executor(index=1 - first)
+        if is_asleep:
+            await until(lambda: awake.sleep.level == 2)
+        else:
+            await line.wait_for_executors(2)
+            assert not asleep.sleep.level
+        assert level_of(line) == (2 if is_asleep else 0)
+
+
 async def test_a_model_that_cannot_be_woken_ends_its_requests_once_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_sleep, "FIRST_BACKOFF_S", 0.2)
+    clock = Clock()
+    monkeypatch.setattr(model_sleep, "time", clock)
     broken = executor()
     broken.sleep = SleepState(level=1, wakes_on_request=True)
     broken.wake_problem = "no such file"
@@ -208,7 +267,7 @@ async def test_a_model_that_cannot_be_woken_ends_its_requests_once_and_is_tried_
         with pytest.raises(grpc.aio.AioRpcError, match="no such file"):
             await wake(line)
         broken.wake_problem = ""
-        await asyncio.sleep(0.5)
+        clock.passed += 3 * model_sleep.FIRST_BACKOFF_S
         await clients.submit(3)
         await clients.end(3)
         assert not line.engine.sleep.status.problem

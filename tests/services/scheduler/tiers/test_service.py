@@ -7,7 +7,12 @@ import grpc
 import pytest
 
 from pagewire.services.scheduler.placement.integrity import check_integrity
-from pagewire.v1.admin_pb2 import ResetPrefixCacheRequest, SleepModelRequest, WakeModelRequest
+from pagewire.v1.admin_pb2 import (
+    ExplainRequestRequest,
+    ResetPrefixCacheRequest,
+    SleepModelRequest,
+    WakeModelRequest,
+)
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
 from tests.fakes import FakeExecutor, FakeExecutorServicer, FakeTier, expected_output
 from tests.services.scheduler.service_line import ServiceLine, generate_request
@@ -92,6 +97,56 @@ async def test_a_reset_that_does_not_reach_a_tier_is_an_error(tmp_path: Path) ->
         assert await cached_tokens(line) == 0, "nothing is loaded before the executor has forgotten"
         successor.may_forget.set()
         await forgotten(tier)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_scheduler_that_starts_learns_of_a_reset_that_an_executor_missed(first: int, tmp_path: Path) -> None:
+    told, missed = FakeTier(), FakeTier()
+    told.reset_at = 9
+    async with ServiceLine(tmp_path, servicer(missed)).running() as line:
+        await line.wait_for_executors(1)
+        assert await cached_tokens(line) == 0
+        await known_blocks(line, 3)
+    async with ServiceLine(tmp_path, servicer(missed), servicer(told)).running(with_executor=False) as line:
+        await line.start_executor(index=first)
+        await line.wait_for_executors(1)
+        await line.start_executor(index=1 - first)
+        await line.wait_for_executors(2)
+        await forgotten(missed)
+        async with asyncio.timeout(10):
+            while missed.reset_at != 9:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+async def test_a_reset_that_none_can_remember_is_an_error(tmp_path: Path) -> None:
+    tier = FakeTier()
+    async with ServiceLine(tmp_path, servicer(tier)).running() as line:
+        await line.wait_for_executors(1)
+        assert await cached_tokens(line) == 0
+        await known_blocks(line, 3)
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        with pytest.raises(grpc.aio.AioRpcError, match="is away: it forgets what its tiers hold when it is back"):
+            await AdminServiceStub(line.channel).ResetPrefixCache(ResetPrefixCacheRequest())
+        await line.start_executor(servicer(tier))
+        await forgotten(tier)
+
+
+async def test_the_wait_for_a_load_is_a_phase_of_the_request(tmp_path: Path) -> None:
+    tier = FakeTier()
+    async with ServiceLine(tmp_path, servicer(tier)).running() as line:
+        await line.wait_for_executors(1)
+        assert await cached_tokens(line) == 0
+        await known_blocks(line, 3)
+        await line.kill_executor()
+        await line.wait_for_executor(False)
+        await line.start_executor(servicer(tier))
+        await line.wait_for_executor(True)
+        responses = [one async for one in line.stub.Generate(generate_request(PROMPT, max_tokens=3, external_id="r"))]
+        assert responses[-1].usage.cached_tokens == 48
+        account = await AdminServiceStub(line.channel).ExplainRequest(ExplainRequestRequest(request_id="r"))
+        names = [phase.name for phase in account.accounts[0].phases]
+        assert names == ["queue", "load", "queue", "prefill", "decode"]
 
 
 async def test_a_reset_reaches_the_tiers_of_an_executor_that_sleeps(tmp_path: Path) -> None:
