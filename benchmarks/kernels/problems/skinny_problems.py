@@ -58,7 +58,7 @@ def skinny_shapes(kernel: str, which: str, capability: int) -> Iterator[Shape]:
         yield {"tokens": 3, "outputs": 80, "inputs": 2100, **formats[0]}  # split, on a GPU
         return
     models = LLAMA if which == "small" else (*LLAMA, *QWEN, (1152, 896), (9728, 896), (896, 4864))
-    num_tokens = (1, 4, MAX_ROWS) if kernel == "grouped_skinny" else (1, 4, MAX_ROWS, 16, 32, MAX_ROWS_APART)
+    num_tokens = (1, 4, MAX_ROWS) if kernel == "grouped_skinny" else (MAX_ROWS, 16, 32, MAX_ROWS_APART)
     for form, (outputs, inputs), tokens in itertools.product(formats, models, num_tokens):
         yield {"tokens": tokens, "outputs": outputs, "inputs": inputs, **form}
     if which == "all":

@@ -45,9 +45,7 @@ from pagewire.kernels.triton.common.specialization import Specialization
 PREFETCHED = tl.constexpr(4)
 # fp32 numbers of partials that a thread holds while it merges.
 _MERGED_SUMS = 32
-# What partials on their way to a merge may take of shared memory, which the loops before need no more, in bytes at
-# least; and stages of that, at most.
-_MERGE_BYTES, _MOST_MERGE_STAGES = 32 << 10, 6
+_MOST_MERGE_STAGES = 6
 
 
 @triton.jit
@@ -208,8 +206,11 @@ def _constants(
     sums = _MERGED_SUMS * 32 * num_warps // dims
     rows = min(triton.next_power_of_2(block_q * group), sums)
     merged = min(16, sums // rows)
+    # Partials on their way take the shared memory that the loops before need no more, but a little of it anyway.
     keys_and_values = (num_stages - 1) * block_n * head_dim * kv_bytes * (1 if latent_dim else 2)
-    stages = 1 + max(_MERGE_BYTES, keys_and_values) // (merged * rows * dims * 4)
+    tile = merged * rows * dims
+    least = 1 if merged >= 8 else 4 if tile <= 2048 else 3 if tile <= 4096 else 2
+    stages = max(least, min(1 + keys_and_values // (4 * tile), _MOST_MERGE_STAGES))
     return {
         "GROUP": group,
         "BLOCK_SIZE": block_size,
@@ -226,7 +227,7 @@ def _constants(
         "WHOLE_TILES": whole_tiles,
         "MERGED_ROWS": rows,
         "MERGED": merged,
-        "MERGE_STAGES": min(stages, _MOST_MERGE_STAGES),
+        "MERGE_STAGES": stages,
     }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pagewire.kernels import tuning
-from pagewire.kernels.triton.products.skinny import MAX_ROWS_APART, skinny_product
+from pagewire.kernels.triton.products.skinny import MAX_ROWS_APART, skinny_product, tile_tokens
 
 _WHOLE_LOADS = 8  # elements of 16 bits in 16 bytes
 
@@ -43,6 +43,7 @@ def skinny_config(x: Tensor, weight: Tensor) -> Mapping[str, int] | None:
     if num_inputs % _WHOLE_LOADS or not weight.is_contiguous() or (x.is_cuda and x.dtype is torch.float32):
         return None
     config = tuning.lookup(
-        "skinny_product", tuning.capability_of(x.device), tokens=num_tokens, outputs=num_outputs, inputs=num_inputs
-    )
+        "skinny_product", tuning.capability_of(x.device), tokens=tile_tokens(num_tokens), outputs=num_outputs,
+        inputs=num_inputs,
+    )  # fmt: skip
     return config if num_tokens < config["library_rows"] else None

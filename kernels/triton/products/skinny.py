@@ -190,11 +190,15 @@ def skinny_product(
     return out
 
 
+def tile_tokens(num_tokens: int) -> int:
+    """Returns the tokens of a tile that holds so many: few different numbers, as each is another compilation."""
+    return max(MAX_ROWS, 1 << (num_tokens - 1).bit_length())
+
+
 @cache
 def _constants(num_tokens: int, block_n: int, block_k: int, num_inputs: int, gated: bool) -> dict[str, Any]:
-    block_m = max(MAX_ROWS, 1 << (num_tokens - 1).bit_length())
     even = num_inputs % block_k == 0
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "EVEN": even, "GATED": gated}
+    return {"BLOCK_M": tile_tokens(num_tokens), "BLOCK_N": block_n, "BLOCK_K": block_k, "EVEN": even, "GATED": gated}
 
 
 def specialization(
