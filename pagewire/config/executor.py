@@ -291,6 +291,13 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="executor",
         valid=Range(above=0, maximum=1),
     )
+    memory_share: float = flag(
+        1.0,
+        "share of this machine's memory for the KV cache, beside --cpu-share, on a CPU; --kv-cache-memory-bytes takes "
+        "precedence",
+        group="executor",
+        valid=Range(above=0, maximum=1),
+    )
     mm_encoder_cache_bytes: int = flag(
         256 * 1024**2,
         "memory for embeddings of images, which prompts with the same image share; suffixes as in 1GiB",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.config.executor import ExecutorConfig
-from pagewire.config.fields import PORT, Range, flag
+from pagewire.config.fields import PORT, POSITIVE, Range, flag
 from pagewire.config.gateway import GatewayConfig
 from pagewire.config.ray import RayConfig
 from pagewire.config.scheduler import SchedulerConfig
@@ -42,6 +42,44 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
         group="network",
     )
 
+    other_models: str | None = flag(
+        None,
+        "further models that are served beside MODEL, as those that follow it on the command line; each is a --model",
+        group="models",
+        takes="words",
+    )
+    models: str | None = flag(
+        None,
+        "YAML file of models that are served, too, each with flags of its own; a request loads those that are not "
+        "pinned (docs/serving.md)",
+        group="models",
+    )
+    model_alias: str | None = flag(
+        None,
+        "further names of models for clients: NAME=MODEL ..., with MODEL as it is served",
+        group="models",
+        takes="words",
+    )
+    default_model: str | None = flag(
+        None,
+        "model, as it is served, for requests that name one which is not served (default: they are refused)",
+        group="models",
+    )
+    models_memory: int | None = flag(
+        None,
+        "memory of all models together, on CUDA that of the device; those that have been idle for longest fall asleep "
+        "or end to make room for a model that is requested; suffixes as in 12GiB (default: 0.9 of the memory)",
+        group="models",
+        kind="size",
+        valid=POSITIVE,
+    )
+    max_loaded_models: int | None = flag(
+        None,
+        "maximum number of models that are awake at the same time (default: no limit)",
+        group="models",
+        valid=POSITIVE,
+    )
+
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
         """Returns the configuration of one service: the values of this one, then the overrides."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service) if f.name not in overrides}
@@ -60,7 +98,9 @@ SET_BY_STACK = (
     "tokenizer_address",
     "scheduler_address",
     "executor_address",
+    "lines_address",
     "cpu_share",
+    "memory_share",
     "role",
     "rank",
     "leader",

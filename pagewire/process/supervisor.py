@@ -60,6 +60,11 @@ class _Keeper:
         self._ever_ready = False
         self._ready_at: float | None = None  # time.monotonic(), of this life
 
+    @property
+    def pid(self) -> int:
+        """The id of the process; 0 while there is none."""
+        return 0 if self._process is None or self._process.returncode is not None else self._process.pid
+
     async def stop(self, timeout: float, *, drain: bool = True) -> None:
         """Ends the process by SIGTERM, and by SIGKILL after `timeout` seconds.
 
@@ -173,8 +178,48 @@ class _Keeper:
         self.is_ready.set()
 
 
+class Group:
+    """Services that start together and end together, in their order. The supervisor makes it."""
+
+    def __init__(self, keepers: Sequence[_Keeper], stop_timeout: float) -> None:
+        self.keepers = keepers
+        self._stop_timeout = stop_timeout
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of its processes; each leads a session, in which those that it started are, too."""
+        return [keeper.pid for keeper in self.keepers if keeper.pid]
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The names of services that are not ready."""
+        return [keeper.service.name for keeper in self.keepers if not keeper.is_ready.is_set()]
+
+    async def until_ready(self) -> None:
+        """Waits until all services are ready. Raises StartupError if one cannot be started."""
+        ready = asyncio.ensure_future(asyncio.gather(*(keeper.is_ready.wait() for keeper in self.keepers)))
+        try:
+            await asyncio.wait([ready, *(k.task for k in self.keepers)], return_when=asyncio.FIRST_COMPLETED)
+            for keeper in self.keepers:
+                if keeper.task.done():
+                    keeper.task.result()
+        finally:
+            ready.cancel()
+
+    async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
+        """Ends the services one after the other; each within `timeout` seconds, or else by SIGKILL."""
+        for keeper in self.keepers:
+            await keeper.stop(self._stop_timeout if timeout is None else timeout, drain=drain)
+
+    def kill(self) -> None:
+        """Ends the services at once."""
+        for keeper in self.keepers:
+            keeper.kill()
+
+
 class Supervisor:
-    """Runs services, and stops them in their order, one after the other or all at once."""
+    """Runs services, and stops them in their order, one after the other or all at once. Groups of services come and go
+    meanwhile."""
 
     def __init__(
         self,
@@ -200,6 +245,8 @@ class Supervisor:
         self._stop_together = stop_together
         self._stop_timeout = shutdown_timeout + STOP_MARGIN_S
         self._keepers: list[_Keeper] = []
+        self._groups: list[Group] = []
+        self._failure: StartupError | None = None
         self._stop = asyncio.Event()
         self._stop_time = 0.0
         self._drains = True
@@ -208,7 +255,7 @@ class Supervisor:
     async def run(self, on_ready: Callable[[], None]) -> int:
         """Runs all services until a signal, and returns the exit code of this process.
 
-        on_ready() is called once all are ready. After SIGTERM, running requests may finish; SIGINT (Ctrl-C) and SIGHUP
+        on_ready() is called once all are ready, with the groups that were added before. After SIGTERM, running requests may finish; SIGINT (Ctrl-C) and SIGHUP
         cut them off. A second signal kills. Raises StartupError, after it stopped everything, if a service cannot be
         started.
         """
@@ -229,6 +276,7 @@ class Supervisor:
             stopping.cancel()
             announcing.cancel()
             failed = [k.task.exception() for k in self._keepers if k.task.done() and not k.task.cancelled()]
+            failed.append(self._failure)
             await self._stop_all()
             for number in signals:
                 loop.remove_signal_handler(number)
@@ -241,6 +289,23 @@ class Supervisor:
         """Makes run() stop everything and return."""
         self._stop.set()
 
+    def fail(self, error: StartupError) -> None:
+        """Makes run() stop everything and raise this error."""
+        self._failure = error
+        self._stop.set()
+
+    def add(self, services: Sequence[Service]) -> Group:
+        """Starts services as a group, on the running event loop. It ends with remove(), or with run()."""
+        group = Group([_Keeper(one, self._stable_after, self._hang_timeout) for one in services], self._stop_timeout)
+        self._groups.append(group)
+        return group
+
+    async def remove(self, group: Group, *, drain: bool = True) -> None:
+        """Ends the services of a group; they do not start again."""
+        await group.stop(drain=drain)
+        if group in self._groups:
+            self._groups.remove(group)
+
     async def wait_stopping(self) -> None:
         """Waits until stop() or a signal."""
         await self._stop.wait()
@@ -252,6 +317,7 @@ class Supervisor:
             return
         for keeper in self._keepers:
             await keeper.stop(timeout, drain=self._drains)
+        await asyncio.gather(*(group.stop(timeout, drain=self._drains) for group in self._groups))
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop.is_set():
@@ -264,11 +330,14 @@ class Supervisor:
         if time.monotonic() - self._stop_time < SAME_SIGNAL_S:
             return
         self._killed = True
-        for keeper in self._keepers:
+        for keeper in self._of_all():
             keeper.kill()
 
+    def _of_all(self) -> list[_Keeper]:
+        return [*self._keepers, *(keeper for group in self._groups for keeper in group.keepers)]
+
     async def _announce(self, on_ready: Callable[[], None]) -> None:
-        waits = {asyncio.create_task(k.is_ready.wait()): k.service.name for k in self._keepers}
+        waits = {asyncio.create_task(k.is_ready.wait()): k.service.name for k in self._of_all()}
         pending = set(waits)
         try:
             while pending:

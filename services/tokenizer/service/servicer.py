@@ -116,7 +116,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def CountRequests(
         self, request: inference_pb2.CountRequestsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CountRequestsResponse:
-        return inference_pb2.CountRequestsResponse(num_requests=self._generator.live.num_live)
+        live, link = self._generator.live, self._generator.link
+        return inference_pb2.CountRequestsResponse(
+            num_requests=live.num_live, idle_seconds=live.idle_seconds, sleep_level=link.sleep_level
+        )
 
     async def GetTokenizerInfo(
         self, request: inference_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
