@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from pagewire.errors import StartupError
 from pagewire.process.process import PARENT_PID, PREDECESSOR, PREDECESSOR_PID
-from pagewire.process.watchdog import HEARTBEAT_FD, HUNG, SUPERVISOR_MARGIN_S, Silence
+from pagewire.process.watchdog import HEARTBEAT_FD, HUNG, REASON, SUPERVISOR_MARGIN_S, Silence
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Keeper:
         self._stable_after = stable_after
         self._hang_timeout = hang_timeout
         self.is_ready = asyncio.Event()
+        self.reason = ""  # why the process ended by itself last, as it said
         self.task = asyncio.create_task(self._keep(), name=f"keep-{service.name}")
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -134,6 +135,7 @@ class Keeper:
             return await self._process.wait()
         finally:
             watching.cancel()
+            self.reason = _reason(beats)
             os.close(beats)
             self.is_ready.clear()
             # Processes that the service started end with it.
@@ -188,6 +190,14 @@ def _drain(pipe: int) -> bool:
     with suppress(BlockingIOError):
         return bool(os.read(pipe, 65536))
     return False
+
+
+def _reason(pipe: int) -> str:
+    """Returns the reason that a process wrote at its end; "": it wrote none."""
+    with suppress(BlockingIOError):
+        _, mark, reason = os.read(pipe, 65536).rpartition(REASON)
+        return reason.decode(errors="replace") if mark else ""
+    return ""
 
 
 def _ending(code: int) -> str:

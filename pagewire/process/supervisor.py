@@ -37,6 +37,11 @@ class Group:
         """The names of services that are not ready."""
         return [keeper.service.name for keeper in self.keepers if not keeper.is_ready.is_set()]
 
+    @property
+    def reason(self) -> str:
+        """Why a service ended by itself, as it said; "": none did."""
+        return next((keeper.reason for keeper in self.keepers if keeper.reason), "")
+
     async def until_ready(self) -> None:
         """Waits until all services are ready. Raises StartupError if one cannot be started."""
         ready = asyncio.ensure_future(asyncio.gather(*(keeper.is_ready.wait() for keeper in self.keepers)))
@@ -137,7 +142,10 @@ class Supervisor:
         self._stop.set()
 
     def add(self, services: Sequence[Service]) -> Group:
-        """Starts services as a group, on the running event loop. It ends with remove(), or with run()."""
+        """Starts services as a group, on the running event loop. It ends with remove(), or with run(). Raises
+        StartupError if everything is stopped already."""
+        if self._stop.is_set():
+            raise StartupError("the stack ends")
         group = Group([Keeper(one, self._stable_after, self._hang_timeout) for one in services], self._stop_timeout)
         self._groups.append(group)
         return group
