@@ -33,8 +33,10 @@ from pagewire.wire.model_names import not_served
 
 _KEYS = ("name", "model", "aliases", "pinned", "memory", "idle_timeout", "flags")
 _LONGEST_NAME = 255  # characters
-# Flags of the command line that are about its first model alone.
-_OF_FIRST: dict[str, Any] = {"lora_modules": None, "scheduler_grpc_port": None, "grpc_port": 0}
+# Flags of the command line that are about its first model alone, and what they are for the others.
+_OF_FIRST: dict[str, Any] = {"grpc_port": 0} | dict.fromkeys(
+    ("scheduler_grpc_port", "lora_modules", "revision", "gguf", "tokenizer", "tokenizer_revision", "chat_template")
+)
 _OF_STACK: dict[str, Any] = {"other_models": None, "models": None, "model_alias": None, "default_model": None}
 
 
@@ -129,6 +131,11 @@ def line_of_entry(entry: Any, base: ServeConfig, where: str, name: str = "") -> 
         raise StartupError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
+def base_of(config: ServeConfig) -> ServeConfig:
+    """Returns the flags of a model that is added later. config: those of the stack."""
+    return replace(config, **_OF_FIRST, served_model_name=None)
+
+
 def _of_command_line(config: ServeConfig) -> list[LineSettings]:
     """Returns the models of the command line, which are pinned."""
     if not config.model:
@@ -160,9 +167,8 @@ def _of_file(config: ServeConfig, path: Path, *, is_first: bool) -> tuple[list[L
         raise StartupError(f"--models {path}: default_model: expected a name, got {default!r:.100}")
     lines = []
     for index, (entry, number) in enumerate(zip(content["models"], numbers, strict=True)):
-        base = config if is_first and not index else replace(config, **_OF_FIRST)
-        where = f"{path}, line {number}"
-        lines.append(line_of_entry(entry, replace(base, served_model_name=None), where))
+        base = replace(config, served_model_name=None) if is_first and not index else base_of(config)
+        lines.append(line_of_entry(entry, base, f"{path}, line {number}"))
     if is_first:
         lines[0] = replace(lines[0], has_grpc=True)
     return lines, default

@@ -50,6 +50,7 @@ class Group:
             for keeper in self.keepers:
                 if keeper.task.done():
                     keeper.task.result()
+                    raise StartupError(f"the {keeper.service.name} was ended before it was ready")
         finally:
             ready.cancel()
 

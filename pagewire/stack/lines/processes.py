@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, find_model
+from pagewire.files.writing import unwritable
 from pagewire.flags import refusals
 from pagewire.flags.lines import LineSettings
+from pagewire.process.socket_directory import check_socket_directory
 from pagewire.process.supervisor import Group, Supervisor
 from pagewire.stack.lines import sizes
-from pagewire.stack.lines.services import address_of, line_services
+from pagewire.stack.lines.services import address_of, line_services, names_of
 
 if TYPE_CHECKING:
     import grpc
@@ -27,10 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _CALL_S = 2.0  # for an answer of a service that is well
 _RETRY_S = 0.2
-# A wake that takes this much longer than --recovery-timeout is given up: the line starts anew.
-_WAKE_MARGIN_S = 30.0
+# Services that are not well for this much longer than --recovery-timeout start anew.
+_MARGIN_S = 30.0
 
 
 class Load(NamedTuple):
@@ -48,6 +55,28 @@ def resolved(config: ServeConfig) -> ServeConfig:
     config = replace(config, served_model_name=served_name, model=str(find_model(config)), revision=None, gguf=None)
     refusals.check(config)  # a model that was just downloaded may refuse flags
     return config
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Runs work, such as a download, in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: Exception | None) -> None:
+        if not done.done():
+            done.set_exception(error) if error is not None else done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:  # it is raised where the result is awaited
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, name="files of a model", daemon=True).start()
+    return await done
 
 
 class LineProcesses:
@@ -80,6 +109,11 @@ class LineProcesses:
         """Starts the processes of a line whose files are known. Raises StartupError."""
         assert self._found is not None
         config, one = self._found, self._settings
+        check_socket_directory(self._directory, names_of(config))
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self._directory, error) from error
         # The stack itself puts lines to sleep.
         services = line_services(
             replace(config, idle_timeout=0.0),
@@ -94,8 +128,7 @@ class LineProcesses:
     async def start(self) -> None:
         """Starts the processes, and returns when they serve. Raises StartupError with the reason."""
         if self._group is None:
-            self._found = await asyncio.to_thread(resolved, self._settings.config)
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._found = await _in_thread(partial(resolved, self._settings.config))
             self.begin()
         assert self._group is not None
         try:
@@ -112,7 +145,7 @@ class LineProcesses:
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
-        if self._directory.name.isdecimal():  # one of its own, in that of the stack
+        if self._label:  # it has a directory of its own, in that of the stack
             shutil.rmtree(self._directory, ignore_errors=True)
 
     async def sleep(self) -> None:
@@ -129,20 +162,22 @@ class LineProcesses:
         await self._persist("WakeModel", admin_pb2.WakeModelRequest())
 
     async def _persist(self, method: str, request: Any) -> None:
-        """Calls AdminService until it answers, as its processes may be restarting. Raises StartupError."""
+        """Calls AdminService until it answers, as its processes may be restarting. Raises StartupError with its answer,
+        or once they have not been well for long."""
         import grpc
 
         from pagewire.v1 import admin_pb2_grpc
 
-        late = time.monotonic() + self._settings.config.recovery_timeout + _WAKE_MARGIN_S
+        since: float | None = None
         while True:
             call = getattr(admin_pb2_grpc.AdminServiceStub(self._open()), method)
             try:
-                await call(request, wait_for_ready=True, timeout=max(1.0, late - time.monotonic()))
+                await call(request)
                 return
             except grpc.aio.AioRpcError as error:
-                is_broken = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-                if not is_broken or time.monotonic() > late:
+                since = since or time.monotonic()
+                is_late = time.monotonic() - since > self._settings.config.recovery_timeout + _MARGIN_S
+                if is_late or error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     raise StartupError(error.details() or error.code().name) from error
             await asyncio.sleep(_RETRY_S)
 

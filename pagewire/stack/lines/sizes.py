@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,16 +48,16 @@ def measured(pids: Collection[int]) -> int:
     """Returns the bytes of memory of these processes and of those that they started, which are in their sessions. What
     several processes share counts in parts. 0: the kernel does not say."""
     total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
             with suppress(OSError, ValueError):  # it has ended
-                if os.getsid(int(name)) in pids:
-                    total += _pss(int(name))
+                if os.getsid(int(folder.name)) in pids:
+                    total += _pss(folder)
     return total
 
 
-def _pss(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+def _pss(process: Path) -> int:
+    for line in (process / "smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     return 0
@@ -103,7 +104,7 @@ def device_memory() -> int | None:
     """Returns the bytes of memory of the first CUDA device; None if the driver does not say."""
 
     class Memory(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]  # noqa: RUF012 - of ctypes
+        _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -128,6 +129,7 @@ class KeptSizes:
     def __init__(self, path: Path | None = None) -> None:
         """path: of the file; None: in Pagewire's cache directory."""
         self._path = path or cache_directory() / "lines.json"
+        self._writing = threading.Lock()
 
     def of(self, config: ServeConfig) -> Sizes | None:
         """Returns the sizes of a line; None if it was never measured."""
@@ -139,17 +141,18 @@ class KeptSizes:
 
     def keep(self, config: ServeConfig, sizes: Sizes) -> None:
         """Writes the sizes of a line. A file that cannot be written costs only better estimates; the log has it."""
-        entries = self._read()
-        entries.pop(_key(config), None)
-        entries = dict(list(entries.items())[-_KEPT + 1 :])
-        entries[_key(config)] = {"ready": sizes.ready, "asleep": sizes.asleep, "model": config.model}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".lines-", delete=False) as file:
-                file.write(json.dumps(entries))
-            Path(file.name).replace(self._path)
-        except OSError as error:
-            logger.debug("sizes of lines are not kept: %s", error)
+        with self._writing:
+            entries = self._read()
+            entries.pop(_key(config), None)
+            entries = dict(list(entries.items())[-_KEPT + 1 :])
+            entries[_key(config)] = {"ready": sizes.ready, "asleep": sizes.asleep, "model": config.model}
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".lines-", delete=False) as file:
+                    file.write(json.dumps(entries))
+                Path(file.name).replace(self._path)
+            except OSError as error:
+                logger.debug("sizes of lines are not kept: %s", error)
 
     def _read(self) -> dict[str, Any]:
         try:
