@@ -64,7 +64,8 @@ def announced(
     """Lists the stack of this resolved configuration for the time of the context, which gets a function that changes
     its names.
 
-    names: those of all models; without them, those of the configuration. A stack that cannot be listed serves nevertheless; the log has the cause at level debug.
+    names: those of all models; without them, those of the configuration. A stack that cannot be listed serves
+    nevertheless; the log has the cause at level debug.
     """
     stack = RunningStack(
         pid=os.getpid(),

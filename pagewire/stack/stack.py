@@ -75,6 +75,8 @@ def run_for(
     """
     logs.setup("serve", config)
     refusals.check(config)
+    if config.models or config.other_models:
+        raise StartupError("this command serves one model: name it alone, or start several by `pagewire serve`")
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
         supervisor = Supervisor(

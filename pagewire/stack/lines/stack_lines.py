@@ -107,7 +107,7 @@ class StackLines:
         pinned = [line for line in self.lines.lines if line.settings.is_pinned]
         names = names_of(pinned[0].settings.config) if pinned else []
         paths = [Path(pinned[0].processes.address.removeprefix("unix:")).with_name(f"{name}.sock") for name in names]
-        while paths and not any(path.exists() for path in paths):  # noqa: ASYNC240
+        while paths and not any(path.exists() for path in paths):  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(_LOOK_S)
 
     async def _report(self, on_names: Callable[[Sequence[str]], None]) -> None:
