@@ -104,11 +104,10 @@ def _of_models(
         return
     seen = set[str]()
     for line in found.lines:
-        for error in refusals(line.config, usable, of_nodes):
-            if str(error) not in seen:
-                seen.add(str(error))
-                several = len(found.lines) > 1
-                yield StartupError(f"{line.name}: {error}") if several else error
+        for refusal in refusals(line.config, usable, of_nodes):
+            if str(refusal) not in seen:
+                seen.add(str(refusal))
+                yield StartupError(f"{line.name}: {refusal}") if len(found.lines) > 1 else refusal
 
 
 def _check_name(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pagewire.config import GatewayConfig, ServeConfig
 from pagewire.errors import StartupError
@@ -121,7 +122,11 @@ def _resolved_models(
     found = {line.name: resolved(line.config) for line in models.lines if line.is_pinned}
     first = models.lines[0]
     config = _with_ports(found.get(first.name, first.config), directory)
-    ports = {"port": config.port, "grpc_port": config.grpc_port, "scheduler_grpc_port": config.scheduler_grpc_port}
+    ports: dict[str, Any] = {
+        "port": config.port,
+        "grpc_port": config.grpc_port,
+        "scheduler_grpc_port": config.scheduler_grpc_port,
+    }
     if first.name in found:
         found[first.name] = replace(found[first.name], **ports)
     first = replace(first, config=replace(first.config, **ports))

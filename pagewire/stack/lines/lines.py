@@ -121,6 +121,7 @@ class Lines:
         left = line.retry_at - time.time()
         if line.problem and left > 0:
             raise LineError("refused", f"{line.name}: {line.problem}", left)
+        line.problem = ""  # the next attempt tells
         self._want(line)
         self.tell()
         return line

@@ -133,7 +133,7 @@ class KeptSizes:
 
     def of(self, config: ServeConfig) -> Sizes | None:
         """Returns the sizes of a line; None if it was never measured."""
-        entry = self._read().get(_key(config))
+        entry: Any = self._read().get(_key(config))
         try:
             return Sizes(int(entry["ready"]), int(entry["asleep"]), is_measured=True)
         except (TypeError, KeyError, ValueError):

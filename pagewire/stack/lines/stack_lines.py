@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
@@ -18,6 +19,9 @@ from pagewire.stack.lines.lines import Lines
 from pagewire.stack.lines.plan import Room
 from pagewire.stack.lines.processes import LineProcesses
 from pagewire.stack.lines.services import names_of
+
+if TYPE_CHECKING:
+    from pagewire.wire.rpc import Server
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +123,7 @@ class StackLines:
                 on_names(names)
 
 
-def _import_servicer() -> Callable[..., object]:
+def _import_servicer() -> Callable[[Lines, ServeConfig, str], Server]:
     from pagewire.stack.lines.servicer import make_server
 
     return make_server

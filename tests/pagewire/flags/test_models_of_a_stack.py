@@ -75,7 +75,7 @@ default_model: gpt-4o-mini
         ("modles: [{model: a}]\nmodels: [{model: a}]", "unknown key modles"),
         ("models:\n- name: a", "line 2: model: expected a path or an id"),
         ("models:\n- model: m\n- 7", "line 3: expected keys and values"),
-        ("models:\n- model: m\n  pin: true", "line 2: unknown key pin; .*did you mean pinned"),
+        ("models:\n- model: m\n  pined: true", "line 2: unknown key pined; .*did you mean pinned"),
         ("models:\n- model: m\n  max-model-len: 5", r"line 2: unknown key max_model_len.*keys of `flags:`"),
         ("models:\n- model: m\n  pinned: 1", "line 2: pinned: expected true or false, got 1"),
         ("models:\n- model: m\n  memory: much", "line 2: memory: expected a size such as 2GiB, got 'much'"),

@@ -80,7 +80,7 @@ def test_who_was_used_last_stays_and_sleep_comes_before_the_end() -> None:
     assert plan(lines, Room(12), "wanted") == Plan()
     assert plan(lines, Room(9), "wanted") == Plan((Step("old"),))
     assert plan(lines, Room(8), "wanted") == Plan((Step("old"), Step("new"))), "both sleep before one ends"
-    assert plan(lines, Room(5), "wanted") == Plan((Step("new"), Step("old", ends=True)))
+    assert plan(lines, Room(5), "wanted") == Plan((Step("old", ends=True), Step("new")))
     assert plan(lines, Room(4), "wanted") == Plan((Step("old", ends=True), Step("new", ends=True)))
     assert plan(lines, Room(12, count=2), "wanted") == Plan((Step("old"),))
 
