@@ -51,7 +51,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
     models: str | None = flag(
         None,
         "YAML file of models that are served, too, each with flags of its own; a request loads those that are not "
-        "pinned (docs/serving.md)",
+        "pinned (docs/operations.md)",
         group="models",
     )
     model_alias: str | None = flag(

@@ -22,10 +22,10 @@ from pagewire.process.socket_directory import check_socket_directory
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch, running
 from pagewire.stack.banner import banner, served_model
+from pagewire.stack.line_processes import resolved
+from pagewire.stack.line_services import address_of, beside, line_services, names_of
 from pagewire.stack.lines.lines import Lines
-from pagewire.stack.lines.processes import resolved
-from pagewire.stack.lines.services import address_of, beside, line_services, names_of
-from pagewire.stack.lines.stack_lines import StackLines
+from pagewire.stack.stack_lines import StackLines
 from pagewire.telemetry import logs
 from pagewire.wire.addresses import is_loopback
 from pagewire.wire.local import unix_sockets

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pagewire.flags.lines import LineSettings
 from pagewire.stack.lines.plan import Occupant, Place
 from pagewire.stack.lines.sizes import Sizes
 
 if TYPE_CHECKING:
-    from pagewire.stack.lines.processes import Load
     from pagewire.v1 import inference_pb2
 
 logger = logging.getLogger(__name__)
@@ -24,6 +23,14 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 _USE_S = 0.5
 # So often in a row a service has to say that it sleeps, or not, before the stack believes that somebody else did that.
 _SEEN = 2
+
+
+class Load(NamedTuple):
+    """What a tokenizer service says of its requests."""
+
+    num_requests: int
+    idle_seconds: float
+    is_asleep: bool
 
 
 class Processes(Protocol):

@@ -5,7 +5,7 @@ import asyncio
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings
-from pagewire.stack.lines.processes import Load
+from pagewire.stack.lines.line import Load
 from pagewire.v1 import inference_pb2
 
 

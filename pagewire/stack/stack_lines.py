@@ -14,11 +14,11 @@ from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels
 from pagewire.process import cgroup
 from pagewire.process.supervisor import Supervisor
+from pagewire.stack.line_processes import LineProcesses
+from pagewire.stack.line_services import names_of
 from pagewire.stack.lines import sizes
 from pagewire.stack.lines.lines import Lines
 from pagewire.stack.lines.plan import Room
-from pagewire.stack.lines.processes import LineProcesses
-from pagewire.stack.lines.services import names_of
 
 if TYPE_CHECKING:
     from pagewire.wire.rpc import Server

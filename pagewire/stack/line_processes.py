@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
@@ -22,8 +22,9 @@ from pagewire.flags import refusals
 from pagewire.flags.lines import LineSettings
 from pagewire.process.socket_directory import check_socket_directory
 from pagewire.process.supervisor import Group, Supervisor
+from pagewire.stack.line_services import address_of, line_services, names_of
 from pagewire.stack.lines import sizes
-from pagewire.stack.lines.services import address_of, line_services, names_of
+from pagewire.stack.lines.line import Load
 
 if TYPE_CHECKING:
     import grpc
@@ -38,14 +39,6 @@ _CALL_S = 2.0  # for an answer of a service that is well
 _RETRY_S = 0.2
 # Services that are not well for this much longer than --recovery-timeout start anew.
 _MARGIN_S = 30.0
-
-
-class Load(NamedTuple):
-    """What a tokenizer service says of its requests."""
-
-    num_requests: int
-    idle_seconds: float
-    is_asleep: bool
 
 
 def resolved(config: ServeConfig) -> ServeConfig:
