@@ -293,8 +293,7 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
     )
     memory_share: float = flag(
         1.0,
-        "share of this machine's memory for the KV cache, beside --cpu-share, on a CPU; --kv-cache-memory-bytes takes "
-        "precedence",
+        "as --cpu-share, of memory alone; both count",
         group="executor",
         valid=Range(above=0, maximum=1),
     )

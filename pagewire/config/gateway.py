@@ -98,10 +98,7 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         choices=("static", "dns", "kubernetes"),
     )
     lines_address: str | None = flag(
-        None,
-        "address at which `pagewire serve` says which models it has, and loads those that requests name (default: each "
-        "of the --tokenizer-address has its model)",
-        group="network",
+        None, "where `pagewire serve` lists and loads its models (default: as --tokenizer-address)", group="network"
     )
     data_dir: str | None = flag(
         None,

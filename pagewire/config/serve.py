@@ -43,41 +43,27 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
     )
 
     other_models: str | None = flag(
-        None,
-        "further models that are served beside MODEL, as those that follow it on the command line; each is a --model",
-        group="models",
-        takes="words",
+        None, "models beside MODEL, as those that follow it on the command line", group="models", takes="words"
     )
     models: str | None = flag(
-        None,
-        "YAML file of models that are served, too, each with flags of its own; a request loads those that are not "
-        "pinned (docs/operations.md)",
-        group="models",
+        None, "YAML file of further models, each with flags of its own (docs/operations.md)", group="models"
     )
     model_alias: str | None = flag(
-        None,
-        "further names of models for clients: NAME=MODEL ..., with MODEL as it is served",
-        group="models",
-        takes="words",
+        None, "further names of models: NAME=MODEL ..., with MODEL as it is served", group="models", takes="words"
     )
     default_model: str | None = flag(
-        None,
-        "model, as it is served, for requests that name one which is not served (default: they are refused)",
-        group="models",
+        None, "model, as it is served, that serves unknown names (default: they are refused)", group="models"
     )
     models_memory: int | None = flag(
         None,
-        "memory of all models together, on CUDA that of the device; those that have been idle for longest fall asleep "
-        "or end to make room for a model that is requested; suffixes as in 12GiB (default: 0.9 of the memory)",
+        "memory of all models, on CUDA that of the device: idle ones make room for one that is requested; suffixes as "
+        "in 12GiB (default: 0.9 of the memory)",
         group="models",
         kind="size",
         valid=POSITIVE,
     )
     max_loaded_models: int | None = flag(
-        None,
-        "maximum number of models that are awake at the same time (default: no limit)",
-        group="models",
-        valid=POSITIVE,
+        None, "maximum number of models that are awake at once (default: no limit)", group="models", valid=POSITIVE
     )
 
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
@@ -87,22 +73,8 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 
 
 # The stack sets these fields of its services: they are not flags of `pagewire serve`.
-SET_BY_STACK = (
-    "listen",
-    "public_listen",
-    "public_admin",
-    "reuse_port",
-    "tokenizer_discovery",
-    "scheduler_discovery",
-    "executor_discovery",
-    "tokenizer_address",
-    "scheduler_address",
-    "executor_address",
-    "lines_address",
-    "cpu_share",
-    "memory_share",
-    "role",
-    "rank",
-    "leader",
-    "group_secret",
-)
+_SET_BY_STACK = """
+listen public_listen public_admin reuse_port tokenizer_discovery scheduler_discovery executor_discovery
+tokenizer_address scheduler_address executor_address lines_address cpu_share memory_share role rank leader group_secret
+"""
+SET_BY_STACK = tuple(_SET_BY_STACK.split())

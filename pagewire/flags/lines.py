@@ -42,7 +42,7 @@ _OF_STACK: dict[str, Any] = {"other_models": None, "models": None, "model_alias"
 
 @dataclass(frozen=True)
 class LineSettings:
-    """What the stack is told about one of its models.
+    """The settings of one model of a stack.
 
     config: the flags of its services. is_pinned: it is loaded at the start, and makes room for no other model. memory:
     bytes that it counts for; None: as measured. has_grpc: whether clients reach it at a port of its own.
@@ -56,12 +56,12 @@ class LineSettings:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Its names as its tokenizer service knows them."""
+        """The names as its tokenizer service knows them."""
         return served_names(self.config.served_model_name or default_served_name(self.config.model))
 
     @property
     def name(self) -> str:
-        """Its first served name."""
+        """The first served name."""
         return self.served_names[0]
 
     @property

@@ -102,12 +102,13 @@ def _of_models(
     except StartupError as error:
         yield error
         return
-    seen = set[str]()
+    seen, others = set[str](), (config.other_models or "").split(",")
     for line in found.lines:
         for refusal in refusals(line.config, usable, of_nodes):
             if str(refusal) not in seen:
                 seen.add(str(refusal))
-                yield StartupError(f"{line.name}: {refusal}") if len(found.lines) > 1 else refusal
+                flag = "--other-models " if line.config.model in others else ""
+                yield StartupError(f"{flag}{line.name}: {refusal}") if len(found.lines) > 1 else refusal
 
 
 def _check_name(

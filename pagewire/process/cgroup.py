@@ -41,15 +41,6 @@ def available_memory(mount: Path = _MOUNT, own: Path = _SELF) -> int | None:
     return min(available, default=None)
 
 
-def total_memory(mount: Path = _MOUNT, own: Path = _SELF) -> int:
-    """Returns the bytes of memory of this machine, or of this container or unit if its limit is lower."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    limits = [
-        _read(group / "memory.max") or _read(group / "memory.limit_in_bytes") for group in groups("memory", mount, own)
-    ]
-    return min([int(fields["MemTotal"].split()[0]) * 1024, *(int(one) for one in limits if one and one.isdecimal())])
-
-
 def free_memory() -> int:
     """Returns the bytes that are available without swapping, within the limit of this container or unit."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from pagewire.errors import StartupError
 from pagewire.process.process import PARENT_PID, PREDECESSOR, PREDECESSOR_PID
-from pagewire.process.watchdog import HEARTBEAT_FD, HUNG, REASON, SUPERVISOR_MARGIN_S, Silence
+from pagewire.process.reasons import read_reason
+from pagewire.process.watchdog import HEARTBEAT_FD, HUNG, SUPERVISOR_MARGIN_S, Silence
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class Keeper:
             return await self._process.wait()
         finally:
             watching.cancel()
-            self.reason = _reason(beats)
+            self.reason = read_reason(beats)
             os.close(beats)
             self.is_ready.clear()
             # Processes that the service started end with it.
@@ -190,14 +191,6 @@ def _drain(pipe: int) -> bool:
     with suppress(BlockingIOError):
         return bool(os.read(pipe, 65536))
     return False
-
-
-def _reason(pipe: int) -> str:
-    """Returns the reason that a process wrote at its end; "": it wrote none."""
-    with suppress(BlockingIOError):
-        _, mark, reason = os.read(pipe, 65536).rpartition(REASON)
-        return reason.decode(errors="replace") if mark else ""
-    return ""
 
 
 def _ending(code: int) -> str:

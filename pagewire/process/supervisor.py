@@ -39,7 +39,7 @@ class Group:
 
     @property
     def reason(self) -> str:
-        """Why a service ended by itself, as it said; "": none did."""
+        """The reason for which a service ended by itself, as it said; "": none did."""
         return next((keeper.reason for keeper in self.keepers if keeper.reason), "")
 
     async def until_ready(self) -> None:

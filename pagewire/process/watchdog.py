@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,21 +39,7 @@ HEARTBEAT_FD = "PAGEWIRE_HEARTBEAT_FD"
 # A supervisor waits this much longer than the process itself, which can log where it hangs.
 SUPERVISOR_MARGIN_S = 1.0
 
-# Begins, among beats, the reason for which a service ends.
-REASON = b"\0"
-_LONGEST_REASON = 4000  # bytes
-
 T = TypeVar("T")
-
-
-def tell_supervisor(descriptor: int | None, reason: str) -> None:
-    """Tells the supervisor why this process ends.
-
-    descriptor: the value of HEARTBEAT_FD; None: there is no supervisor.
-    """
-    if descriptor is not None:
-        with suppress(OSError):  # it has ended
-            os.write(descriptor, REASON + reason.encode(errors="replace")[:_LONGEST_REASON])
 
 
 class Silence:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels
-from pagewire.process import cgroup
 from pagewire.process.supervisor import Supervisor
 from pagewire.stack.line_processes import LineProcesses
 from pagewire.stack.line_services import names_of
@@ -43,7 +42,7 @@ class StackLines:
         """base: the flags of the stack. found: resolved configurations of lines, by name. address: of LineService."""
         self._base, self._models, self._found = base, models, found
         self._supervisor, self._directory, self._address = supervisor, directory, address
-        room = Room(sizes.room(base, cgroup.total_memory()), base.max_loaded_models)
+        room = Room(sizes.room(base, sizes.machine_memory()), base.max_loaded_models)
         self.lines = Lines(models, room, self._make, on_failure=supervisor.fail)
 
     def _make(self, settings: LineSettings, number: int) -> LineProcesses:

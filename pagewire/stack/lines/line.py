@@ -26,7 +26,7 @@ _SEEN = 2
 
 
 class Load(NamedTuple):
-    """What a tokenizer service says of its requests."""
+    """The load of a line, as its tokenizer service tells it."""
 
     num_requests: int
     idle_seconds: float
@@ -34,7 +34,7 @@ class Load(NamedTuple):
 
 
 class Processes(Protocol):
-    """What a line needs of its processes; see LineProcesses."""
+    """The processes of a line, as far as it needs them; see LineProcesses."""
 
     address: str
 
@@ -76,7 +76,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Its first served name."""
+        """The first served name."""
         return self.settings.name
 
     @property
@@ -95,7 +95,7 @@ class Line:
 
     @property
     def progress(self) -> str:
-        """How far its start has come, in words."""
+        """The progress of a start, in words."""
         if self.place is not Place.LOADING:
             return self.notice
         if self.is_woken:

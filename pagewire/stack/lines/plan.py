@@ -1,4 +1,4 @@
-"""Who makes room for a line: a plan that is computed from sizes, without a try. It does no I/O."""
+"""Plans of which lines make room for another one. They are computed from sizes, without a try and without I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 2**30
 
 
 class Place(Enum):
-    """Where the memory of a line is."""
+    """The place of a line in memory."""
 
     ABSENT = auto()  # it has no processes
     LOADING = auto()
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens before the wanted line may start.
+    """The steps before the wanted line may start.
 
     steps: in their order. waits_for: lines whose requests have to end before there is a plan with steps. refusal: why
     there will never be room; "": there may be.

@@ -22,6 +22,7 @@ from pagewire.files.model_files import weight_files
 from pagewire.files.models import cache_directory
 from pagewire.flags.costs import kv_bytes_per_token
 from pagewire.flags.model_facts import ModelFacts, facts_of
+from pagewire.process import cgroup
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,17 @@ def estimated(config: ServeConfig) -> Sizes:
     cache = config.kv_cache_memory_bytes or per_token * _CACHED_TOKENS
     executors = config.data_parallel_size
     return Sizes(int(weights + cache) * executors + _PROCESSES_READY, _PROCESSES_ASLEEP)
+
+
+def machine_memory() -> int:
+    """Returns the bytes of memory of this machine, or of this container or unit if its limit is lower."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    found = [int(fields["MemTotal"].split()[0]) * 1024]
+    for group in cgroup.groups("memory", Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # of the other version, or without a limit
+                found.append(int((group / name).read_text()))
+    return min(found)
 
 
 def room(config: ServeConfig, total: int) -> int:

@@ -1,4 +1,4 @@
-"""How much memory each line takes: what its files say before it ran, then what was measured."""
+"""The memory of each line: first what its files say, then what was measured while it ran."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The generations that have not ended: a shutdown waits for them, and calls end them by their ids."""
 
 import asyncio
-import time
 from collections.abc import Collection
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -43,11 +42,6 @@ class LiveGenerations:
     def num_live(self) -> int:
         """The number of generations being prepared and of requests at the scheduler."""
         return len(self._preparing) + self._link.num_live
-
-    @property
-    def idle_seconds(self) -> float:
-        """The time since a request came or ended; 0 while one is live."""
-        return 0.0 if self.num_live else time.monotonic() - self._link.used_at
 
     async def drained(self) -> None:
         """Returns when no prompt is being prepared and no request is live at the scheduler."""

@@ -7,7 +7,7 @@ import pytest
 
 from pagewire import config as of_config
 from pagewire import flags
-from pagewire.config import ServeConfig
+from pagewire.config import ExecutorConfig, ServeConfig
 from pagewire.errors import StartupError
 from pagewire.flags.lines import base_of, line_of_entry, models_of
 
@@ -125,6 +125,9 @@ def test_a_model_with_a_comma_and_sizes_without_a_number_are_refused(capsys: pyt
         with pytest.raises(SystemExit, match="2"):
             serve(*argv)
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        flags.parse(ExecutorConfig, ["a", "b"], prog="executor", description="", positional="model", environ={})
+    assert "unexpected argument 'b'" in capsys.readouterr().err, "an executor has one model"
 
 
 def test_an_entry_that_is_added_later_has_the_flags_of_the_stack(tmp_path: Path) -> None:
