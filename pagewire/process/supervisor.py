@@ -44,7 +44,7 @@ class Group:
 
     async def until_ready(self) -> None:
         """Waits until all services are ready. Raises StartupError if one cannot be started."""
-        ready = asyncio.ensure_future(asyncio.gather(*(keeper.is_ready.wait() for keeper in self.keepers)))
+        ready = asyncio.create_task(self._all_ready())
         try:
             await asyncio.wait([ready, *(k.task for k in self.keepers)], return_when=asyncio.FIRST_COMPLETED)
             for keeper in self.keepers:
@@ -53,6 +53,10 @@ class Group:
                     raise StartupError(f"the {keeper.service.name} was ended before it was ready")
         finally:
             ready.cancel()
+
+    async def _all_ready(self) -> None:
+        for keeper in self.keepers:
+            await keeper.is_ready.wait()
 
     async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
         """Ends the services one after the other; each within `timeout` seconds, or else by SIGKILL."""
