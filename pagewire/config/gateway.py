@@ -98,7 +98,10 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         choices=("static", "dns", "kubernetes"),
     )
     lines_address: str | None = flag(
-        None, "where `pagewire serve` lists and loads its models (default: as --tokenizer-address)", group="network"
+        None,
+        "address at which `pagewire serve` says which models it has, and loads those that requests name (default: each "
+        "of the --tokenizer-address has its model)",
+        group="network",
     )
     data_dir: str | None = flag(
         None,
