@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
+from pagewire.files.file_form import check_weights
 from pagewire.files.models import default_served_name, find_model
 from pagewire.files.writing import unwritable
 from pagewire.flags import refusals
@@ -118,10 +118,23 @@ class LineProcesses:
         )
         self._group = self._supervisor.add(services)
 
+    async def prepare(self) -> None:
+        """Finds the files of the model, which are downloaded if needed, and looks at them: a model that is damaged must
+        not take the place of others. Raises StartupError."""
+
+        def find() -> ServeConfig:
+            found = resolved(self._settings.config)
+            if found.load_format != "dummy":
+                check_weights(Path(found.model))
+            return found
+
+        self._found = await _in_thread(find)
+
     async def start(self) -> None:
         """Starts the processes, and returns when they serve. Raises StartupError with the reason."""
         if self._group is None:
-            self._found = await _in_thread(partial(resolved, self._settings.config))
+            if self._found is None:
+                await self.prepare()
             self.begin()
         assert self._group is not None
         try:
@@ -134,7 +147,7 @@ class LineProcesses:
         group = self._group
         if group is not None:
             await self._supervisor.remove(group)
-            self._group = None
+            self._group = self._found = None
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

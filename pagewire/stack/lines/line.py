@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -23,6 +24,15 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 _USE_S = 0.5
 # So often in a row a service has to say that it sleeps, or not, before the stack believes that somebody else did that.
 _SEEN = 2
+_IN_MEMORY = (Place.READY, Place.ASLEEP)
+
+
+class LineError(Exception):
+    """A wish that is refused. code: "unknown", "exists", "invalid" or "refused". retry_after: seconds, if known."""
+
+    def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
 
 
 class Load(NamedTuple):
@@ -40,6 +50,7 @@ class Processes(Protocol):
 
     @property
     def waits_for(self) -> list[str]: ...
+    async def prepare(self) -> None: ...
     async def start(self) -> None: ...
     async def end(self) -> None: ...
     async def sleep(self) -> None: ...
@@ -71,6 +82,7 @@ class Line:
     # Held while it starts, falls asleep, wakes or ends.
     operation: asyncio.Lock = field(default_factory=asyncio.Lock)
     loading: asyncio.Task[None] | None = None
+    preparing: asyncio.Task[None] | None = None  # its files are looked for, before others make room
     _backoff: float = FIRST_BACKOFF_S
     _num_seen: int = 0
 
@@ -97,11 +109,11 @@ class Line:
     def progress(self) -> str:
         """The progress of a start, in words."""
         if self.place is not Place.LOADING:
-            return self.notice
+            return self.notice if self.preparing is None else "looks for its files"
         if self.is_woken:
             return "wakes"
         waits_for = self.processes.waits_for
-        return f"waits for {', '.join(waits_for)}" if waits_for else "looks for its files"
+        return f"waits for {', '.join(waits_for)}" if waits_for else "starts"
 
     @property
     def occupant(self) -> Occupant:
@@ -163,3 +175,17 @@ class Line:
             logger.info("%s: it was woken", self.name)
             self.begin()
             self.succeed()
+
+
+async def poll(lines: Iterable[Line]) -> bool:
+    """Asks all lines in memory what they do; returns whether something that others see may differ."""
+
+    async def ask(line: Line) -> None:
+        load = await line.processes.load()
+        if load is not None and line.place in _IN_MEMORY and not line.operation.locked():
+            line.observe(load)
+
+    here = [line for line in lines if line.place in _IN_MEMORY and not line.operation.locked()]
+    before = [(line.place, line.used_at) for line in here]
+    await asyncio.gather(*map(ask, here))
+    return before != [(line.place, line.used_at) for line in here]

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels, check_names
-from pagewire.stack.lines.line import Line, Processes
+from pagewire.stack.lines.line import Line, LineError, Processes, poll
 from pagewire.stack.lines.plan import Place, Room, gib, plan
 from pagewire.stack.lines.sizes import KeptSizes, Sizes
 from pagewire.stack.lines.sizing import Sizing
@@ -24,21 +24,11 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 _LOOK_S = 0.2  # between looks at lines whose requests have to end first
-# So long a wanted line waits for a pause of others. Then requests that arrive for one of them wait until it has slept.
-PATIENCE_S = 5.0
-_IN_MEMORY = (Place.READY, Place.ASLEEP)
+PATIENCE_S = 5.0  # of a wanted line; then requests that arrive for others wait until these have slept
 # Memory is shared among at most this many lines beside pinned ones: of many on demand, few are awake at the same time.
 _SHARING = 4
 
 MakeProcesses = Callable[[LineSettings, int], Processes]
-
-
-class LineError(Exception):
-    """A wish that is refused. code: "unknown", "exists", "invalid" or "refused". retry_after: seconds, if known."""
-
-    def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.code, self.retry_after = code, retry_after
 
 
 class Lines:
@@ -129,8 +119,7 @@ class Lines:
     async def rest(self, name: str, *, ends: bool) -> Line:
         """Takes a line out of memory once none of its requests runs, and returns when that is done."""
         line = self.find(name)
-        if line in self._wanted:
-            self._wanted.remove(line)
+        self._unwant(line)
         if line.loading is not None:
             await asyncio.wait([line.loading])
         await self._rest(line, ends=ends)
@@ -164,8 +153,7 @@ class Lines:
             raise LineError("unknown", not_served(name, self.names))
         if len(self.lines) == 1:
             raise LineError("refused", f"{line.name} is the only model: add another one first")
-        if line in self._wanted:
-            self._wanted.remove(line)
+        self._unwant(line)
         if line.loading is not None:
             line.loading.cancel()
             await asyncio.wait([line.loading])
@@ -175,9 +163,37 @@ class Lines:
         self.tell()
 
     def _want(self, line: Line) -> None:
-        if line.place in (Place.ABSENT, Place.ASLEEP) and line not in self._wanted:
+        if line in self._wanted or line.preparing is not None:
+            return
+        if line.place is Place.ABSENT:
+            line.preparing = self._later(self._prepare(line), f"prepare {line.name}")
+        elif line.place is Place.ASLEEP:
+            self._enqueue(line)
+
+    async def _prepare(self, line: Line) -> None:
+        """Finds the files of a line, which may be a download; nothing else waits for it."""
+        try:
+            async with line.operation:
+                if line.place is Place.ABSENT:
+                    await line.processes.prepare()
+            self._enqueue(line)
+        except StartupError as error:
+            line.fail(str(error))
+        finally:
+            line.preparing = None
+            self.tell()
+
+    def _enqueue(self, line: Line) -> None:
+        if line not in self._wanted:
             self._wanted.append(line)
             self._wake.set()
+
+    def _unwant(self, line: Line) -> None:
+        """Takes a wish back."""
+        if line.preparing is not None:
+            line.preparing.cancel()
+        if line in self._wanted:
+            self._wanted.remove(line)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -224,7 +240,7 @@ class Lines:
             await self._sizing.read(line)
         since = time.monotonic()
         while line in self._wanted and line.place not in (Place.READY, Place.LOADING):
-            await self._poll_all()
+            await poll(self.lines)
             drains = time.monotonic() - since > PATIENCE_S
             found = plan([one.occupant for one in self.lines], self.room, line.name, drains=drains)
             if found.refusal:
@@ -319,7 +335,7 @@ class Lines:
         """Looks at lines in memory from time to time: requests that wait, and lines that are idle."""
         while True:
             await asyncio.sleep(POLL_S)
-            if await self._poll_all():
+            if await poll(self.lines):
                 self.tell()
             for line in self.lines[:]:
                 if line.operation.locked():
@@ -332,15 +348,3 @@ class Lines:
                     self._later(self._rest(line, ends=False), f"rest {line.name}")
                 elif line.num_requests and self._sizing.is_due(line):
                     await self._sizing.measure(line)
-
-    async def _poll_all(self) -> bool:
-        """Asks all lines in memory what they do; returns whether something that others see may differ."""
-        here = [line for line in self.lines if line.place in _IN_MEMORY and not line.operation.locked()]
-        before = [(line.place, line.used_at) for line in here]
-        await asyncio.gather(*(self._poll(line) for line in here))
-        return before != [(line.place, line.used_at) for line in here]
-
-    async def _poll(self, line: Line) -> None:
-        load = await line.processes.load()
-        if load is not None and line.place in _IN_MEMORY and not line.operation.locked():
-            line.observe(load)

@@ -14,8 +14,8 @@ from pagewire.config import ServeConfig, json_object
 from pagewire.errors import StartupError
 from pagewire.flags import lines as settings_of
 from pagewire.flags import refusals
-from pagewire.stack.lines.line import Line
-from pagewire.stack.lines.lines import LineError, Lines
+from pagewire.stack.lines.line import Line, LineError
+from pagewire.stack.lines.lines import Lines
 from pagewire.stack.lines.plan import Place
 from pagewire.v1 import lines_pb2, lines_pb2_grpc
 from pagewire.wire import rpc

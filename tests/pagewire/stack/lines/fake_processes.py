@@ -22,6 +22,7 @@ class FakeProcesses:
         self.address = f"unix:/{name}/tokenizer.sock"
         self.runs = self.sleeps = False
         self.problem = ""  # of the next starts and wakes
+        self.damage = ""  # of its files
         self.num_requests, self.idle_seconds = 0, 0.0
         self.may_start = asyncio.Event()
         self.may_start.set()
@@ -29,6 +30,10 @@ class FakeProcesses:
     @property
     def waits_for(self) -> list[str]:
         return ["executor"] if self.runs else []
+
+    async def prepare(self) -> None:
+        if self.damage:
+            raise StartupError(self.damage)
 
     async def start(self) -> None:
         assert not self.runs
