@@ -96,6 +96,8 @@ class LineServicer(lines_pb2_grpc.LineServiceServicer):
 
     def _settings(self, request: lines_pb2.PutLineRequest) -> settings_of.LineSettings:
         """Returns the settings of a new line, checked like those at a start. Raises LineError."""
+        if not request.name:
+            raise LineError("invalid", "name is empty; give the model a name")
         where = f"model {request.name!r:.100}"
         try:
             entry = json_object.loads(request.settings_json)
