@@ -129,8 +129,9 @@ def _service(name: str, argv: list[str]) -> int:
         from pagewire.stack import followers
 
         followers.start(settings)
-    from pagewire.process import binding
+    from pagewire.process import binding, reasons, watchdog
 
+    supervisor = os.environ.get(watchdog.HEARTBEAT_FD)
     binding.bind(settings)  # after the followers started, which have their own processors
     try:
         module = importlib.import_module(module_name)
@@ -144,6 +145,7 @@ def _service(name: str, argv: list[str]) -> int:
         rpc.run(module.serve(settings), settings.hang_timeout)
     except StartupError as error:
         logger.error("%s", error)
+        reasons.tell_supervisor(int(supervisor) if supervisor else None, str(error))
         return 1
     except Exception:
         logger.exception("the %s failed", name)

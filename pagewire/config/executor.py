@@ -296,6 +296,12 @@ class ExecutorConfig(ModelConfigFlags, BatchConfig, ParallelConfig, SpeculationC
         group="executor",
         valid=Range(above=0, maximum=1),
     )
+    memory_share: float = flag(
+        1.0,
+        "as --cpu-share, of memory alone; both count",
+        group="executor",
+        valid=Range(above=0, maximum=1),
+    )
     mm_encoder_cache_bytes: int = flag(
         256 * 1024**2,
         "memory for embeddings of images, which prompts with the same image share; suffixes as in 1GiB",

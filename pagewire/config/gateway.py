@@ -97,6 +97,12 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         group="network",
         choices=("static", "dns", "kubernetes"),
     )
+    lines_address: str | None = flag(
+        None,
+        "address at which `pagewire serve` says which models it has, and loads those that requests name (default: each "
+        "of the --tokenizer-address has its model)",
+        group="network",
+    )
     data_dir: str | None = flag(
         None,
         "directory on a local disk for files, batches, responses and kept generations; all gateways of this port share "

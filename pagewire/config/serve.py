@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.config.executor import ExecutorConfig
-from pagewire.config.fields import PORT, Range, flag
+from pagewire.config.fields import PORT, POSITIVE, Range, flag
 from pagewire.config.gateway import GatewayConfig
 from pagewire.config.ray import RayConfig
 from pagewire.config.scheduler import SchedulerConfig
@@ -42,6 +42,30 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
         group="network",
     )
 
+    other_models: str | None = flag(
+        None, "models beside MODEL, as those that follow it on the command line", group="models", takes="words"
+    )
+    models: str | None = flag(
+        None, "YAML file of further models, each with flags of its own (docs/operations.md)", group="models"
+    )
+    model_alias: str | None = flag(
+        None, "further names of models: NAME=MODEL ..., with MODEL as it is served", group="models", takes="words"
+    )
+    default_model: str | None = flag(
+        None, "model, as it is served, that serves unknown names (default: they are refused)", group="models"
+    )
+    models_memory: int | None = flag(
+        None,
+        "memory of all models, on CUDA that of the device: idle ones make room for one that is requested; suffixes as "
+        "in 12GiB (default: 0.9 of the memory)",
+        group="models",
+        kind="size",
+        valid=POSITIVE,
+    )
+    max_loaded_models: int | None = flag(
+        None, "maximum number of models that are awake at once (default: no limit)", group="models", valid=POSITIVE
+    )
+
     def part(self, service: type[ServiceConfig], **overrides: Any) -> Any:
         """Returns the configuration of one service: the values of this one, then the overrides."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(service) if f.name not in overrides}
@@ -49,20 +73,8 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
 
 
 # The stack sets these fields of its services: they are not flags of `pagewire serve`.
-SET_BY_STACK = (
-    "listen",
-    "public_listen",
-    "public_admin",
-    "reuse_port",
-    "tokenizer_discovery",
-    "scheduler_discovery",
-    "executor_discovery",
-    "tokenizer_address",
-    "scheduler_address",
-    "executor_address",
-    "cpu_share",
-    "role",
-    "rank",
-    "leader",
-    "group_secret",
-)
+_SET_BY_STACK = """
+listen public_listen public_admin reuse_port tokenizer_discovery scheduler_discovery executor_discovery
+tokenizer_address scheduler_address executor_address lines_address cpu_share memory_share role rank leader group_secret
+"""
+SET_BY_STACK = tuple(_SET_BY_STACK.split())

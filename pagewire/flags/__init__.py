@@ -66,6 +66,8 @@ def parse(
         answers = Answers(fields)
         settled = _settled(answers, given, fields)
         values = _values(settled, fields)
+        if "models" in values and "model" not in values:
+            values["model"] = ""  # those of the file alone
     except command_line.HelpWanted as wanted:
         topic = str(wanted.args[0]) if wanted.args else ""
         print(help.text(fields, prog, description, positionals, flags_only=flags_only, topic=topic), end="")
@@ -117,14 +119,21 @@ def _given(
     path = own["config"].text if "config" in own else environ.get(ENVIRONMENT_PREFIX + "CONFIG")
     given = (from_file(fields, Path(str(path))) if path else []) + from_environment(fields, environ)
     line = [setting for setting in line if setting.name not in own]
-    placed = _positional(line, words, positionals)
+    placed = _positional(line, words, positionals, several="other_models" in fields)
     if "model" in positionals and not any(setting.name == "model" for setting in given + line + placed):
         _check_names(line)
     return given + line + placed, shown.format_of(own.get("show_config"))
 
 
-def _positional(line: Sequence[Given], words: Sequence[str], positionals: Sequence[str]) -> list[Given]:
+def _positional(
+    line: Sequence[Given], words: Sequence[str], positionals: Sequence[str], *, several: bool = False
+) -> list[Given]:
+    """Returns the settings of words without a flag. several: models may follow the first one. Raises UsageError."""
     named = {setting.name for setting in line}
+    if several and len(words) > 1 and list(positionals) == ["model"]:
+        if comma := next((word for word in words if "," in word), None):
+            raise UsageError(f"MODEL {comma!r:.200}: several models are words, without commas: MODEL MODEL")
+        words, positionals = [words[0], ",".join(words[1:])], ("model", "other_models")
     for name in positionals[: len(words)]:
         if name in named:
             raise UsageError(f"{name.upper()} and {flag_name(name)} are the same: give one of them")

@@ -37,7 +37,7 @@ from pagewire.errors import StartupError
 from pagewire.files.models import check_name, default_served_name, is_of_hub
 from pagewire.files.sampling_defaults.defaults import sampling_defaults
 from pagewire.files.writing import check_directory
-from pagewire.flags import ports
+from pagewire.flags import lines, ports
 from pagewire.flags.costs import kv_bytes_per_token
 from pagewire.flags.model_facts import ModelFacts, facts_of
 from pagewire.process import binding, cgroup, cpu_sets, local_executors
@@ -58,6 +58,9 @@ def refusals(
 
     usable, of_nodes: the processors of the machine.
     """
+    if isinstance(config, ServeConfig) and (config.models or config.other_models or config.model_alias):
+        yield from _of_models(config, usable, of_nodes)
+        return
 
     def place() -> object:
         if not isinstance(config, ServeConfig):
@@ -80,6 +83,7 @@ def refusals(
     if isinstance(config, ExecutorConfig):
         checks += [lambda: _check_executor(config), lambda: _check_drafts(config), lambda: _check_model(config)]
     if isinstance(config, ServeConfig):
+        checks += [lambda: lines.models_of(config)]
         checks += [lambda: local_executors.devices(config), lambda: _check_sockets(config)]
         checks += [lambda: _check_adapters(config), lambda: _check_roles(config)]
     for one in checks:
@@ -87,6 +91,24 @@ def refusals(
             one()
         except StartupError as error:
             yield error
+
+
+def _of_models(
+    config: ServeConfig, usable: tuple[int, ...], of_nodes: Mapping[int, Sequence[int]]
+) -> Iterator[StartupError]:
+    """Yields the errors of a stack with several models, each once."""
+    try:
+        found = lines.models_of(config)
+    except StartupError as error:
+        yield error
+        return
+    seen, others = set[str](), (config.other_models or "").split(",")
+    for line in found.lines:
+        for refusal in refusals(line.config, usable, of_nodes):
+            if str(refusal) not in seen:
+                seen.add(str(refusal))
+                flag = "--other-models " if line.config.model in others else ""
+                yield StartupError(f"{flag}{line.name}: {refusal}") if len(found.lines) > 1 else refusal
 
 
 def _check_name(

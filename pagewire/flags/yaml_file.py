@@ -1,4 +1,4 @@
-"""Reads the file of `--config` as YAML, in which a key that occurs twice is an error."""
+"""Reads the files of `--config` and `--models` as YAML, in which a key that occurs twice is an error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,18 +21,34 @@ class _Loader(yaml.SafeLoader):
 
 def read(path: Path) -> Any:
     """Returns the content of a YAML file. Raises UsageError."""
+    return _read(path, "--config")[0]
+
+
+def read_list(path: Path, key: str, flag: str) -> tuple[Any, list[int]]:
+    """Returns the content of a YAML file, and the lines on which the items of the list at `key` begin. Raises
+    UsageError.
+
+    flag: names the file.
+    """
+    content, root = _read(path, flag)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else ()
+    lists = [value for name, value in pairs if name.value == key and isinstance(value, yaml.SequenceNode)]
+    return content, [item.start_mark.line + 1 for one in lists for item in one.value]
+
+
+def _read(path: Path, flag: str) -> tuple[Any, yaml.Node | None]:
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
         if root is None:
-            return None
+            return None, None
         if isinstance(root, yaml.MappingNode):
             _check(root, lambda key: key.replace("-", "_"))
-        return loader.construct_document(root)
+        return loader.construct_document(root), root
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path}: cannot be read as YAML: {error}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError(f"{flag} {path}: cannot be read as YAML: {error}") from error
 
 
 def _check(node: yaml.MappingNode, name_of: Callable[[str], str]) -> None:

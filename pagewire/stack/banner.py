@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pagewire.v1.inference_pb2 import Model
 
 _TIMEOUT_S = 4.0
+_SHOWN = 10  # names of further models
 
 
 def served_model(address: str) -> Model | None:
@@ -33,10 +35,11 @@ def served_model(address: str) -> Model | None:
             return None
 
 
-def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
+def banner(config: ServeConfig, model: Model | None, seconds: float, others: Sequence[str] = ()) -> str:
     """Returns the text.
 
-    seconds: from the command to readiness. model: None if it is not known; then no call is suggested.
+    seconds: from the command to readiness. model: None if it is not known; then no call is suggested. others: names of
+    further models.
     """
     name = (config.served_model_name or "").split(",")[0]
     rest, grpc = rest_url(config), grpc_address(config)
@@ -60,7 +63,7 @@ def banner(config: ServeConfig, model: Model | None, seconds: float) -> str:
         else f"\n{_calls(model, name, rest, address, bool(config.api_key or config.api_key_file))}\n"
     )
     return f"""
-Pagewire {__version__} serves {name}, ready after {seconds:.1f} s
+Pagewire {__version__} serves {_all(name, others)}, ready after {seconds:.1f} s
 
   Page  {rest}/
   REST  {rest}/v1  (its documentation: {rest}/docs)
@@ -68,6 +71,12 @@ Pagewire {__version__} serves {name}, ready after {seconds:.1f} s
 {calls}
 Ctrl-C stops it.
 """
+
+
+def _all(name: str, others: Sequence[str]) -> str:
+    """Returns the names of all models, the first of which is that of requests without one."""
+    more = [f"and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
+    return ", ".join([name, *others[:_SHOWN], *more])
 
 
 def _calls(model: Model, name: str, rest: str, address: str, needs_key: bool) -> str:

@@ -12,38 +12,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pagewire.config import (
-    GatewayConfig,
-    RayExecutorsConfig,
-    SchedulerConfig,
-    ServeConfig,
-    ServiceConfig,
-    TokenizerConfig,
-)
+from pagewire.config import GatewayConfig, ServeConfig
 from pagewire.errors import StartupError
-from pagewire.files.models import default_served_name, find_model
 from pagewire.files.writing import unwritable
 from pagewire.flags import refusals
+from pagewire.flags.lines import StackModels, models_of
 from pagewire.flags.ports import available_ports
-from pagewire.process import binding, cpu_sets, local_executors
-from pagewire.process.socket_directory import check_socket_directory, socket_names
+from pagewire.process.socket_directory import check_socket_directory
 from pagewire.process.supervisor import Service, Supervisor
 from pagewire.stack import launch, running
 from pagewire.stack.banner import banner, served_model
+from pagewire.stack.line_processes import resolved
+from pagewire.stack.line_services import address_of, beside, line_services, names_of
+from pagewire.stack.lines.lines import Lines
+from pagewire.stack.stack_lines import StackLines
 from pagewire.telemetry import logs
-from pagewire.wire.addresses import endpoint, is_loopback
-from pagewire.wire.discovery.file import has_addresses
+from pagewire.wire.addresses import is_loopback
 from pagewire.wire.local import unix_sockets
 
 logger = logging.getLogger(__name__)
 
-_FULL_NAMES = {
-    "tokenizer": "pagewire.v1.InferenceService",
-    "scheduler": "pagewire.v1.SchedulerService",
-    "executor": "pagewire.v1.ExecutorService",
-}
-# The file of addresses of executors on a Ray cluster, in the directory of the sockets.
-_ADDRESSES = "executors.txt"
+# The name of the socket of LineService.
+_LINES = "lines"
 
 
 def run(config: ServeConfig) -> int:
@@ -51,20 +41,29 @@ def run(config: ServeConfig) -> int:
     started = time.monotonic()
     logs.setup("serve", config)
     refusals.check(config)
-    with _sockets(config.uds_dir, names_of(config)) as directory:
-        given, config = config, _resolved(config, directory)
+    models = models_of(config)
+    with _sockets(config.uds_dir, [*names_of(models.lines[0].config), _LINES]) as directory:
+        base = config
+        config, models, found = _resolved_models(config, models, directory)
         _warn_of_plain_text(config)
-
-        def announce() -> None:
-            model = served_model(_address(directory, "tokenizer"))
-            print(banner(config, model, time.monotonic() - started), flush=True)
-
+        address = address_of(directory, _LINES)
         supervisor = Supervisor(
-            services(config, directory, given), shutdown_timeout=config.time_to_end, hang_timeout=config.hang_timeout
+            [_gateway(config, directory, address)],
+            shutdown_timeout=config.time_to_end,
+            hang_timeout=config.hang_timeout,
         )
-        local = _address(directory, "tokenizer") if config.ssl_certfile else ""
-        with running.announced(config, shared=True, local=local):
-            return asyncio.run(supervisor.run(announce))
+
+        def announce(lines: Lines) -> None:
+            first = lines.lines[0]
+            model = served_model(first.processes.address) if first.settings.is_pinned else None
+            others = [line.name for line in lines.lines[1:]]
+            print(banner(config, model, time.monotonic() - started, others), flush=True)
+
+        local = address_of(directory, "tokenizer") if config.ssl_certfile else ""
+        names = [name for line in models.lines for name in line.names]
+        with running.announced(config, shared=True, local=local, names=names, lines=address) as listed:
+            stack = StackLines(base, models, found, supervisor, directory, address)
+            return asyncio.run(stack.run(announce, listed))
 
 
 def run_for(
@@ -77,6 +76,8 @@ def run_for(
     """
     logs.setup("serve", config)
     refusals.check(config)
+    if config.models or config.other_models:
+        raise StartupError("this command serves one model: name it alone, or start several by `pagewire serve`")
     with _sockets(config.uds_dir, names_of(config)) as directory:
         given, config = config, _resolved(config, directory)
         supervisor = Supervisor(
@@ -110,14 +111,37 @@ async def _serve_for(supervisor: Supervisor, work: Callable[[], Coroutine[None, 
     return 130 if serving_for.cancelled() else serving_for.result()
 
 
+def _resolved_models(
+    config: ServeConfig, models: StackModels, directory: Path
+) -> tuple[ServeConfig, StackModels, dict[str, ServeConfig]]:
+    """Returns the flags of the stack, its models, and by their names the configurations of those that are pinned, with
+    names, files and ports resolved. Raises StartupError.
+
+    directory: that of the sockets.
+    """
+    found = {line.name: resolved(line.config) for line in models.lines if line.is_pinned}
+    first = models.lines[0]
+    config = _with_ports(found.get(first.name, first.config), directory)
+    ports: dict[str, Any] = {
+        "port": config.port,
+        "grpc_port": config.grpc_port,
+        "scheduler_grpc_port": config.scheduler_grpc_port,
+    }
+    if first.name in found:
+        found[first.name] = replace(found[first.name], **ports)
+    first = replace(first, config=replace(first.config, **ports))
+    return config, replace(models, lines=(first, *models.lines[1:])), found
+
+
 def _resolved(config: ServeConfig, directory: Path) -> ServeConfig:
     """Returns the configuration with names, files and ports resolved. Raises StartupError.
 
     directory: that of the sockets.
     """
-    served_name = config.served_model_name or default_served_name(config.model)
-    config = replace(config, served_model_name=served_name, model=str(find_model(config)), revision=None, gguf=None)
-    refusals.check(config)  # a model that was just downloaded may refuse flags
+    return _with_ports(resolved(config), directory)
+
+
+def _with_ports(config: ServeConfig, directory: Path) -> ServeConfig:
     return replace(
         config,
         **available_ports(config),
@@ -136,98 +160,22 @@ def _warn_of_plain_text(config: ServeConfig) -> None:
 
 
 def services(config: ServeConfig, directory: Path, given: ServeConfig | None = None) -> list[Service]:
-    """Returns every process of the stack, in the order in which they are stopped.
+    """Returns every process of a stack with one model, in the order in which they are stopped.
 
     given: the configuration before it was resolved, for other machines, which have their own files.
     """
-    on_ray = config.distributed_executor_backend == "ray"
-    executors = local_executors.names(config)
-    address = {name: _address(directory, name) for name in names_of(config)}
-    public = endpoint(config.host, config.grpc_port)
-    places = binding.places(config, len(executors), cpu_sets.usable_cpus(), binding.nodes()) if executors else None
-    beside: dict[str, Any] = {"cpu_bind": None if places is None else places.others.flags["cpu_bind"]}
-    gateway = config.part(GatewayConfig, tokenizer_address=address["tokenizer"], **beside)
-    tokenizer = config.part(
-        TokenizerConfig,
-        listen=address["tokenizer"],
-        public_listen=public,
-        public_admin=config.admin_port is None,
-        scheduler_address=address["scheduler"],
-        metrics_port=None,
-        **beside,
-    )
-    tokens = "" if config.scheduler_grpc_port is None else endpoint(config.host, config.scheduler_grpc_port)
-    scheduler = config.part(
-        SchedulerConfig,
-        listen=address["scheduler"],
-        public_listen=tokens,
-        executor_discovery="file" if on_ray else "static",
-        executor_address=str(directory / _ADDRESSES) if on_ray else ",".join(address[name] for name in executors),
-        metrics_port=None,
-        **beside,
-    )
-
-    def grpc_service(kind: str, part: ServiceConfig, name: str = "", **environment: str) -> Service:
-        ready = partial(launch.grpc_ready, address[name or kind], _FULL_NAMES[kind])
-        service = launch.service(kind, part, ready, name=name)
-        return replace(service, environment={**service.environment, **environment})
-
-    return [
-        launch.service("gateway", gateway, partial(launch.http_ready, config)),
-        grpc_service("tokenizer", tokenizer),
-        grpc_service("scheduler", scheduler),
-        *_ray_executors(config, directory, given or config),
-        *(
-            grpc_service("executor", local_executors.part(config, address[name], place, role), name, **devices)
-            for name, devices, place, role in zip(
-                executors,
-                local_executors.devices(config),
-                _places_of(places, len(executors)),
-                local_executors.roles(config),
-                strict=True,
-            )
-        ),
-    ]
+    return [_gateway(config, directory), *line_services(config, directory, given)]
 
 
-def _places_of(places: binding.CpuBindings | None, count: int) -> Sequence[binding.CpuBinding | None]:
-    """Returns the place of each executor, and logs the places."""
-    if places is None:
-        return [None] * count
-    for name, place in (*((f"executor {i}", p) for i, p in enumerate(places.executors)), ("others", places.others)):
-        node = "" if place.node is None else f" of NUMA node {place.node}"
-        logger.info("%s: processors %s%s", name, cpu_sets.cpu_text(place.cpus) or "not bound", node)
-    return places.executors
-
-
-def _ray_executors(config: ServeConfig, directory: Path, given: ServeConfig) -> list[Service]:
-    """Returns the process that keeps executors on a Ray cluster, if they run there; it is ready once one of them is."""
-    if config.distributed_executor_backend != "ray":
-        return []
-    addresses = directory / _ADDRESSES
-    if not Path(given.model).expanduser().exists():  # a hub id, which each node resolves itself
-        config = replace(config, model=given.model, revision=given.revision)
-    part = config.part(
-        RayExecutorsConfig, address_file=str(addresses), metrics_port=None, distributed_executor_backend="mp"
-    )
-
-    async def ready() -> bool:
-        return has_addresses(addresses)
-
-    return [launch.service("ray-executors", part, ready)]
-
-
-def names_of(config: ServeConfig) -> list[str]:
-    """Returns the names of the processes with a socket on this machine."""
-    return socket_names(local_executors.names(config))
-
-
-def _address(directory: Path, service: str) -> str:
-    return f"unix:{directory}/{service}.sock"
+def _gateway(config: ServeConfig, directory: Path, lines: str | None = None) -> Service:
+    """Returns the service of all gateway processes. lines: the address of LineService."""
+    tokenizer = address_of(directory, "tokenizer")
+    part = config.part(GatewayConfig, tokenizer_address=tokenizer, lines_address=lines, **beside(config))
+    return launch.service("gateway", part, partial(launch.http_ready, config))
 
 
 @contextmanager
-def _sockets(given: str | None, names: Sequence[str] = tuple(_FULL_NAMES)) -> Iterator[Path]:
+def _sockets(given: str | None, names: Sequence[str] = ("tokenizer", "scheduler", "executor")) -> Iterator[Path]:
     """Yields the private directory for the unix sockets of these processes; a new one unless one is given."""
     if given is None:
         with tempfile.TemporaryDirectory(prefix="pagewire-", ignore_cleanup_errors=True) as name:

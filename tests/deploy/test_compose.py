@@ -29,8 +29,8 @@ GRPC_SERVICES = {
     "scheduler": scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name,
     "executor": executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name,
 }
-# Faults on purpose are for tests; containers are bound to processors by `cpuset`.
-NOT_IN_COMPOSE = {"fault_injection", "cpu_bind"}
+# Faults on purpose are for tests; containers are bound to processors by `cpuset`; `pagewire serve` has lines.
+NOT_IN_COMPOSE = {"fault_injection", "cpu_bind", "lines_address"}
 # A text that is a path, a host, an address and a URL; services read it further.
 SAMPLE_TEXT, SAMPLE_JSON = "sample:80", '{"a": 1}'
 

@@ -102,14 +102,14 @@ FORM_OF = {
     for form, fields in {
         "path": "model tokenizer spec_model speculative_model download_dir weights_cache data_dir uds_dir ssl_certfile "
         "ssl_keyfile ssl_ca_certs api_key_file allowed_local_media_path generation_config address_file revision "
-        "tokenizer_revision lora_dir kv_offloading_dir",
-        "addresses": "listen public_listen leader",
+        "tokenizer_revision lora_dir kv_offloading_dir models",
+        "addresses": "listen public_listen leader lines_address",
         "url": "otlp_traces_endpoint",
         "hosts": "allowed_media_domains",
         "cluster": "ray_address",
         "name": "served_model_name api_key group_secret fingerprint_value generation_store tokenizer_address "
         "scheduler_address executor_address cpu_bind numa_bind speculative_model_quantization tenant_header "
-        "fault_injection limit_mm_per_prompt lora_modules",
+        "fault_injection limit_mm_per_prompt lora_modules other_models model_alias default_model",
     }.items()
     for field in fields.split()
 }

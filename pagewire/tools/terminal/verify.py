@@ -7,10 +7,8 @@ numbers of files that they state.
 
 import hashlib
 import json
-import mmap
 import os
 import re
-import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,15 +18,14 @@ from typing import Any
 from pagewire import flags
 from pagewire.config.fields import flag
 from pagewire.errors import StartupError
-from pagewire.files import gguf
 from pagewire.files.damaged_file import remedy
+from pagewire.files.file_form import form_error, safetensors_names
 from pagewire.files.hub import hub_name, snapshot
 from pagewire.files.models import cache_directory, is_of_hub
 from pagewire.files.wheel_models import WHEEL_MODELS, WheelModel
 from pagewire.tools.terminal.table import print_table, size_text
 
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_MAX_HEADER = 100_000_000  # bytes, the limit of safetensors
 _CHUNK = 1 << 20
 # A folder with a model has at least one of these.
 _OF_MODELS = ("config.json", "*.safetensors*", "*.gguf")
@@ -123,7 +120,7 @@ def _check(path: Path, name: str, digest: tuple[int, str] | None, quick: bool) -
         size = target.stat().st_size
         if digest is not None and size != digest[0]:
             return Checked(name, size, "size", f"it has {size} bytes instead of {digest[0]}")
-        form = _form_of(target, path.suffix)
+        form = form_error(target, path.suffix)
         if form or quick:
             return Checked(name, size, "form", form)
         if digest is not None:
@@ -147,53 +144,6 @@ def _compare(name: str, path: Path, digest: str) -> Checked:
             hashed.update(chunk)
     found = hashed.hexdigest()
     return Checked(name, size, how, "" if found == digest else f"its {how} is {found}, expected {digest}")
-
-
-def _form_of(path: Path, suffix: str) -> str:
-    """Returns the error in a file by its own header; "" if there is none, or no header. Raises OSError."""
-    try:
-        if suffix == ".safetensors":
-            safetensors_names(path)
-        elif suffix == ".gguf":
-            _read_gguf(path)
-        elif suffix == ".json":
-            json.loads(path.read_bytes())
-    except ValueError as error:  # from JSON, UTF-8, and the two functions below
-        return str(error)
-    return ""
-
-
-def safetensors_names(path: Path) -> set[str]:
-    """Returns the tensors in the file, and checks its length against the header. Raises ValueError and OSError.
-
-    Format: https://github.com/huggingface/safetensors#format
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > min(size - 8, _MAX_HEADER):
-            raise ValueError(f"its header cannot be read: {remedy(path)}")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    try:
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0) + 8 + length
-    except (AttributeError, KeyError, TypeError, IndexError):
-        raise ValueError("its header names no tensors") from None
-    if end != size:
-        raise ValueError(f"it has {size} bytes, but {end} by its header")
-    return set(header)
-
-
-def _read_gguf(path: Path) -> None:
-    """Checks a GGUF file. Raises ValueError and OSError."""
-    if not path.stat().st_size:
-        raise ValueError("it is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        header = gguf.read_header(data, skip_string_arrays=True)
-        for entry in header.tensors:
-            if header.data_offset + entry.offset >= len(data):
-                raise ValueError(f"it ends before tensor {entry.name!r}")
 
 
 def _missing(path: Path) -> Iterator[Checked]:

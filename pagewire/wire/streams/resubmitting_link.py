@@ -62,6 +62,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         self._numbers = itertools.count(1)
         self._live: dict[int, R] = {}
         self._popularity = Popularity()
+        self.used_at = time.monotonic()  # when a request came or ended
         self._idle = asyncio.Event()  # no request is live
         self._idle.set()
         self._away_since: float | None = time.monotonic()  # None = a peer is up
@@ -132,6 +133,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         if self._given_up:
             raise self._unavailable()
         request.lost_at = self._away_since
+        self.used_at = time.monotonic()
         self._idle.clear()
         self._place(request)
 
@@ -167,6 +169,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     def _forget(self, request: R) -> None:
         request.peer = None
         del self._live[request.number]
+        self.used_at = time.monotonic()
         self._list.on_progress()
         if not self._live:
             self._idle.set()

@@ -401,10 +401,14 @@ class CountRequestsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class CountRequestsResponse(_message.Message):
-    __slots__ = ("num_requests",)
+    __slots__ = ("num_requests", "idle_seconds", "sleep_level")
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SLEEP_LEVEL_FIELD_NUMBER: _ClassVar[int]
     num_requests: int
-    def __init__(self, num_requests: _Optional[int] = ...) -> None: ...
+    idle_seconds: float
+    sleep_level: int
+    def __init__(self, num_requests: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., sleep_level: _Optional[int] = ...) -> None: ...
 
 class GetTokenizerInfoRequest(_message.Message):
     __slots__ = ()

@@ -175,7 +175,7 @@ def num_blocks(setup: Setup, model_path: Path, phases: Phases, progress: Progres
         usable_blocks = -(-limits.max_num_seqs * limits.max_model_len // limits.block_size)
         usable_bytes = setup.cache_bytes(usable_blocks)
         available = memory.available_cpu_bytes() - setup.later_bytes
-        num_bytes = kv_cache.default_cpu_bytes(available, usable_bytes, config.cpu_share)
+        num_bytes = kv_cache.default_cpu_bytes(available, usable_bytes, config.cpu_share * config.memory_share)
     else:
         flag = "--gpu-memory-utilization"
         num_bytes = cuda_cache_bytes(setup, model_path, CudaMeter(device), phases, progress)

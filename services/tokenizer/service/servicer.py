@@ -1,5 +1,6 @@
 """The public text-level API: reads messages, calls what does the work, writes messages."""
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
@@ -116,7 +117,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def CountRequests(
         self, request: inference_pb2.CountRequestsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.CountRequestsResponse:
-        return inference_pb2.CountRequestsResponse(num_requests=self._generator.live.num_live)
+        live, link = self._generator.live, self._generator.link
+        idle = 0.0 if live.num_live else time.monotonic() - link.used_at
+        return inference_pb2.CountRequestsResponse(
+            num_requests=live.num_live, idle_seconds=idle, sleep_level=link.sleep_level
+        )
 
     async def GetTokenizerInfo(
         self, request: inference_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext

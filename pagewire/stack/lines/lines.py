@@ -1,0 +1,350 @@
+"""The lines of a stack: which of them are in memory, and how they get there. It alone decides that.
+
+A line that a request needs is *wanted*. Wanted lines are served in the order in which they came: for each of them a
+plan says which others make room, then it starts or wakes while the next one is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from pagewire.errors import StartupError
+from pagewire.flags.lines import LineSettings, StackModels, check_names
+from pagewire.stack.lines.line import Line, LineError, Processes, poll
+from pagewire.stack.lines.plan import Place, Room, gib, plan
+from pagewire.stack.lines.sizes import KeptSizes, Sizes
+from pagewire.stack.lines.sizing import Sizing
+from pagewire.wire.model_names import not_served
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+_LOOK_S = 0.2  # between looks at lines whose requests have to end first
+PATIENCE_S = 5.0  # of a wanted line; then requests that arrive for others wait until these have slept
+# Memory is shared among at most this many lines beside pinned ones: of many on demand, few are awake at the same time.
+_SHARING = 4
+
+MakeProcesses = Callable[[LineSettings, int], Processes]
+
+
+class Lines:
+    """All lines. All calls come from the event loop; run() does what they wish."""
+
+    def __init__(
+        self,
+        models: StackModels,
+        room: Room,
+        make: MakeProcesses,
+        kept: KeptSizes | None = None,
+        *,
+        on_failure: Callable[[StartupError], None] = lambda error: None,
+    ) -> None:
+        """make: the processes of a line; each line gets a number that no other has. on_failure: is called if a pinned
+        line cannot start at first."""
+        self.room = room
+        self._make, self._on_failure = make, on_failure
+        self._sizing = Sizing(kept or KeptSizes())
+        self._count = 0
+        self.lines: list[Line] = []
+        self._default = models.default
+        for settings in models.lines:
+            self.lines.append(self._new(settings))
+        self._wanted: list[Line] = []
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._tasks = set[asyncio.Task[None]]()
+        self.has_started = False  # all pinned lines were ready once
+
+    def _new(self, settings: LineSettings) -> Line:
+        number, self._count = self._count, self._count + 1
+        # What the files say is read once the services have started.
+        return Line(settings, self._make(settings, number), Sizes(0, 0))
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def default(self) -> Line | None:
+        """The line of names that no line has."""
+        return next((line for line in self.lines if line.name == self._default), None)
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """An event that is set at the next change; get it before you look."""
+        return self._changed
+
+    @property
+    def names(self) -> list[str]:
+        """All names that clients may give."""
+        return [name for line in self.lines for name in line.settings.names]
+
+    @property
+    def share(self) -> float:
+        """The part of the memory without a flag that each line gets."""
+        num_pinned = sum(line.settings.is_pinned for line in self.lines)
+        at_once = min(len(self.lines), self.room.count or _SHARING, _SHARING)
+        return 1 / max(1, num_pinned, at_once)
+
+    def find(self, name: str) -> Line:
+        """Returns the line with a name, or else the one for unknown names. Raises LineError."""
+        found = next((line for line in self.lines if name in line.settings.names), None) or self.default
+        if found is None:
+            raise LineError("unknown", not_served(name, self.names))
+        return found
+
+    def tell(self) -> None:
+        """Tells those who wait for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # -- wishes ------------------------------------------------------------------------------------------------------
+
+    def request(self, name: str, idle_seconds: float | None = None) -> Line:
+        """Has a line made ready. Raises LineError if its last attempt failed and the next one is not due."""
+        line = self.find(name)
+        if idle_seconds is not None:
+            line.idle_override = idle_seconds
+        line.used_at = time.monotonic()
+        left = line.retry_at - time.time()
+        if line.problem and left > 0:
+            raise LineError("refused", f"{line.name}: {line.problem}", left)
+        line.problem = ""  # the next attempt tells
+        self._want(line)
+        self.tell()
+        return line
+
+    async def rest(self, name: str, *, ends: bool) -> Line:
+        """Takes a line out of memory once none of its requests runs, and returns when that is done."""
+        line = self.find(name)
+        self._unwant(line)
+        if line.loading is not None:
+            await asyncio.wait([line.loading])
+        await self._rest(line, ends=ends)
+        return line
+
+    async def put(self, settings: LineSettings) -> tuple[Line, bool]:
+        """Adds a line; returns it, and whether it is new. Raises LineError."""
+        present = next((line for line in self.lines if line.name == settings.name), None)
+        if present is not None and present.settings == settings:
+            return present, False
+        if present is not None:
+            raise LineError(
+                "exists", f"the model {settings.name!r:.100} is served with other settings: delete it first"
+            )
+        try:
+            check_names(settings, {name: one.settings for one in self.lines for name in one.settings.names})
+        except StartupError as error:
+            raise LineError("exists", str(error)) from error
+        line = self._new(settings)
+        self.lines.append(line)
+        await self._sizing.read(line)
+        if settings.is_pinned:
+            self._want(line)
+        self.tell()
+        return line, True
+
+    async def delete(self, name: str) -> None:
+        """Ends a line once its requests have ended, and forgets it. Raises LineError."""
+        line = next((line for line in self.lines if name in line.settings.names), None)
+        if line is None:
+            raise LineError("unknown", not_served(name, self.names))
+        if len(self.lines) == 1:
+            raise LineError("refused", f"{line.name} is the only model: add another one first")
+        self._unwant(line)
+        if line.loading is not None:
+            line.loading.cancel()
+            await asyncio.wait([line.loading])
+        await self._rest(line, ends=True)
+        if line in self.lines:
+            self.lines.remove(line)
+        self.tell()
+
+    def _want(self, line: Line) -> None:
+        if line in self._wanted or line.preparing is not None:
+            return
+        if line.place is Place.ABSENT:
+            line.preparing = self._later(self._prepare(line), f"prepare {line.name}")
+        elif line.place is Place.ASLEEP:
+            self._enqueue(line)
+
+    async def _prepare(self, line: Line) -> None:
+        """Finds the files of a line, which may be a download; nothing else waits for it."""
+        try:
+            async with line.operation:
+                if line.place is Place.ABSENT:
+                    await line.processes.prepare()
+            self._enqueue(line)
+        except StartupError as error:
+            line.fail(str(error))
+        finally:
+            line.preparing = None
+            self.tell()
+
+    def _enqueue(self, line: Line) -> None:
+        if line not in self._wanted:
+            self._wanted.append(line)
+            self._wake.set()
+
+    def _unwant(self, line: Line) -> None:
+        """Takes a wish back."""
+        if line.preparing is not None:
+            line.preparing.cancel()
+        if line in self._wanted:
+            self._wanted.remove(line)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    def begin(self, line: Line) -> None:
+        """Starts a pinned line, without a plan: its processes were started already or start now."""
+        line.begin()
+        self._load_later(line)
+
+    async def run(self) -> None:
+        """Does what is wished, until it is cancelled."""
+        work = [asyncio.create_task(self._serve_wanted(), name="wanted lines")]
+        work.append(asyncio.create_task(self._watch(), name="idle lines"))
+        try:
+            await asyncio.gather(self._read_all(), *work)
+        finally:
+            for task in [*work, *self._tasks]:
+                task.cancel()
+            await asyncio.wait([*work, *self._tasks])
+
+    async def _read_all(self) -> None:
+        for line in self.lines[:]:
+            await self._sizing.read(line)
+        self.tell()
+
+    async def _serve_wanted(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._wanted:
+                line = self._wanted[0]
+                try:
+                    await self._make_ready(line)
+                except Exception as error:  # a defect in one line must not stop the others
+                    logger.exception("%s cannot be made ready", line.name)
+                    line.fail(str(error))
+                if line in self._wanted:
+                    self._wanted.remove(line)
+                line.notice = ""
+                self.tell()
+
+    async def _make_ready(self, line: Line) -> None:
+        """Has others make room for a line, and begins to load it."""
+        if not line.sizes.ready:
+            await self._sizing.read(line)
+        since = time.monotonic()
+        while line in self._wanted and line.place not in (Place.READY, Place.LOADING):
+            await poll(self.lines)
+            drains = time.monotonic() - since > PATIENCE_S
+            found = plan([one.occupant for one in self.lines], self.room, line.name, drains=drains)
+            if found.refusal:
+                line.fail(found.refusal)
+                return
+            if not found.steps and not found.waits_for:
+                line.begin()
+                self._load_later(line)
+                return
+            notice = f"waits for {', '.join(found.waits_for)}" if found.waits_for else ""
+            if notice != line.notice:
+                line.notice = notice
+                self.tell()
+            for step in found.steps:
+                other = next(one for one in self.lines if one.name == step.name)
+                logger.info("%s %s to make room for %s", step.name, "ends" if step.ends else "falls asleep", line.name)
+                await self._rest(other, ends=step.ends)
+            if found.waits_for:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _LOOK_S)
+
+    def _load_later(self, line: Line) -> None:
+        line.loading = self._later(self._load(line), f"load {line.name}")
+        self.tell()
+
+    def _later(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _load(self, line: Line) -> None:
+        """Starts or wakes a line that has room."""
+        began = time.monotonic()
+        try:
+            async with line.operation:
+                await (line.processes.wake() if line.is_woken else line.processes.start())
+                line.succeed()
+                line.model = await line.processes.model() or line.model
+                await self._sizing.measure(line)
+        except StartupError as error:
+            await self._on_failed_load(line, error)
+        else:
+            how = "woken" if line.is_woken else "loaded"
+            logger.info("%s is %s after %.1f s, %s", line.name, how, time.monotonic() - began, gib(line.sizes.ready))
+        finally:
+            if line.place is Place.LOADING:  # it was cancelled
+                line.rest(Place.ASLEEP if line.is_woken else Place.ABSENT)
+            line.loading = None
+            self.tell()
+
+    async def _on_failed_load(self, line: Line, error: StartupError) -> None:
+        is_first = line.settings.is_pinned and not line.num_loads and not self.has_started
+        if is_first:
+            cause = error.__cause__
+            self._on_failure(cause if isinstance(cause, StartupError) else error)
+        # A start from the files shows what is wrong with them, if a wake does not.
+        await line.processes.end()
+        line.rest(Place.ABSENT)
+        line.fail(str(error))
+
+    async def _rest(self, line: Line, *, ends: bool) -> None:
+        """Puts a line to sleep once its running requests have ended; with `ends`, ends its processes then."""
+        async with line.operation:
+            if line.place is Place.READY:
+                try:
+                    await line.processes.sleep()
+                except StartupError as error:
+                    logger.warning("%s does not fall asleep, and ends: %s", line.name, error)
+                    ends = True
+                else:
+                    line.rest(Place.ASLEEP)
+                    self.tell()
+                    await self._sizing.measure(line)
+            if ends and line.place is not Place.LOADING:
+                await self._until_idle(line)
+                await line.processes.end()
+                line.rest(Place.ABSENT)
+            self.tell()
+
+    async def _until_idle(self, line: Line) -> None:
+        """Waits until no request runs at a line that could not be put to sleep."""
+        while line.place is Place.READY:
+            load = await line.processes.load()
+            if load is None or not load.num_requests:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    # -- observation -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Looks at lines in memory from time to time: requests that wait, and lines that are idle."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            if await poll(self.lines):
+                self.tell()
+            for line in self.lines[:]:
+                if line.operation.locked():
+                    continue
+                if line.place is Place.ASLEEP and line.num_requests and not line.sleeps_until_woken:
+                    if not line.problem or line.retry_at <= time.time():
+                        self._want(line)
+                elif (left := line.rest_in) is not None and left <= 0 and not line.num_requests:
+                    logger.info("%s: no request for %g s; it falls asleep", line.name, line.idle_timeout)
+                    self._later(self._rest(line, ends=False), f"rest {line.name}")
+                elif line.num_requests and self._sizing.is_due(line):
+                    await self._sizing.measure(line)
