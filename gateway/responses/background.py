@@ -18,7 +18,7 @@ from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.shutdown import GracefulShutdown
-from pagewire.gateway.core.tokenizer_link import TokenizerLink
+from pagewire.gateway.generation.lines import Lines
 from pagewire.gateway.kept.entries import by_choice
 from pagewire.gateway.kept.writing import Source, written
 from pagewire.gateway.responses.answer import response_usage
@@ -48,8 +48,8 @@ CANCEL_TIMEOUT_S = 5.0
 class Background:
     """Generates the background responses that one gateway process claims, whichever process created them."""
 
-    def __init__(self, link: TokenizerLink, responses: Responses, jobs: Jobs) -> None:
-        self._link = link
+    def __init__(self, lines: Lines, responses: Responses, jobs: Jobs) -> None:
+        self._lines = lines
         self._responses = responses
         self._jobs = jobs
         self._log = jobs.log
@@ -214,9 +214,11 @@ class Background:
         if _last(_outputs(tail.values)) is not None:
             return
 
+        await self._lines.client(request.model)  # raises if there is none
+
         def start(earlier: Sequence[Sequence[GenerateResponse]]) -> Source:
             context = tenants.attach(stored.tenant, RequestContext())
-            return self._link.generate([request], streaming=True, context=context, earlier=earlier)
+            return self._lines.generate([request], streaming=True, context=context, earlier=earlier)
 
         # The job ends only once the response is stored with its end.
         entries = written(self._jobs, lease, tail.values, start, num_choices=1, pace_s=WRITE_S, ends_job=False)

@@ -97,6 +97,11 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         group="network",
         choices=("static", "dns", "kubernetes"),
     )
+    lines_address: str = flag(
+        "",
+        "where a stack tells its models; --tokenizer-address is then not used (default: there is no stack)",
+        group="network",
+    )
     data_dir: str | None = flag(
         None,
         "directory on a local disk for files, batches, responses and kept generations; all gateways of this port share "

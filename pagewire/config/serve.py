@@ -58,6 +58,7 @@ SET_BY_STACK = (
     "scheduler_discovery",
     "executor_discovery",
     "tokenizer_address",
+    "lines_address",
     "scheduler_address",
     "executor_address",
     "cpu_share",

@@ -270,7 +270,7 @@ async def test_failing_all_aborts_them(tmp_path: Path) -> None:
         for request in requests:
             link.submit(request)
         await eventually(lambda: service.num_live == 3)
-        link.fail_all(grpc.StatusCode.UNAVAILABLE, "shutting down")
+        link.fail_all(RpcError(grpc.StatusCode.UNAVAILABLE, "shutting down"))
         assert [request.error.message for request in requests if request.error] == ["shutting down"] * 3
         await eventually(lambda: service.num_live == 0)
 
