@@ -224,23 +224,24 @@ class ModelLine:
     async def models(self) -> Sequence[Model]:
         """Returns the models and adapters that its services list or, while these do not answer, have listed last.
 
-        Raises grpc.aio.AioRpcError or ApiError if none are known.
+        Raises grpc.aio.AioRpcError or ApiError if only its services know its name.
         """
         try:
-            if self.told is None or (self.client.link.is_up and self._is_reached(computes=False)):
+            # The services of a line without a name are waited for, as only they know it.
+            if not self.name or (self.client.link.is_up and self._is_reached(computes=False)):
                 self.listing = await self.client.list_models()
         except (ApiError, grpc.aio.AioRpcError):
-            if not self.listing and self.told is None:
+            if not self.name:
                 raise
         return self.listing or self._described()
 
     def _described(self) -> list[Model]:
         """Returns its models as the stack describes them."""
-        assert self.told is not None
         found = []
         for name in self.served_names:
             model = Model()
-            model.CopyFrom(self.told.model)
+            if self.told is not None:
+                model.CopyFrom(self.told.model)
             model.id = name
             found.append(model)
         return found

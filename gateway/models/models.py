@@ -229,7 +229,7 @@ class Models:
         if model:
             return model
         line = await self.find("")
-        return line.name or (await self._listing(line))[0].id
+        return line.name or (await line.models())[0].id
 
     def served_name(self, model: str, *, answered: bool) -> str:
         if not model:
@@ -243,10 +243,10 @@ class Models:
 
     async def names(self) -> Names:
         """Returns all names that requests may give. Raises like list_all()."""
-        self.default()
+        await self.find("")
         names: list[str] = []
         for line in self.lines:
-            listing = await self._listing(line)
+            listing = await line.models()
             adapters = [model.id for model in listing if model.parent]
             names += [*names_of([model.id for model in listing if not model.parent], adapters), *line.aliases]
         found = Names(dict.fromkeys(names))
@@ -256,9 +256,9 @@ class Models:
     async def list_all(self) -> list[Named]:
         """Returns all models, those of the default line first, with their adapters and aliases. Raises ApiError 503 or
         grpc.aio.AioRpcError if the only line is away."""
-        self.default()
+        await self.find("")
         lines = self.lines
-        listings = await asyncio.gather(*map(self._listing, lines))
+        listings = await asyncio.gather(*(line.models() for line in lines))
         self._listed_at = time.monotonic()
         self._index()
         return [one for line, listing in zip(lines, listings, strict=True) for one in _named(line, listing)]
@@ -269,7 +269,7 @@ class Models:
         if line is None and self.takes_all is not None:
             await self.list_all()
             line = next((self._by_name[name] for name in names if name in self._by_name), self.takes_all)
-        return _named(line, await self._listing(line)) if line is not None else await self.list_all()
+        return _named(line, await line.models()) if line is not None else await self.list_all()
 
     async def named(self, model: str) -> Named:
         """Returns a name that requests may give, also `model:adapter`. Raises ApiError 404."""
@@ -281,14 +281,6 @@ class Models:
                 404, await self._why_not(model) or not_served(model, served), param="model", code="model_not_found"
             )
         return found
-
-    async def _listing(self, line: ModelLine) -> Sequence[Model]:
-        try:
-            return await line.models()
-        except (ApiError, grpc.aio.AioRpcError):
-            if len(self.lines) == 1:
-                raise
-            return line.listing
 
     # -- all services ------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,9 @@ class _SortedLine(ModelLine):
     def __init__(self, name: str, models: Lines) -> None:
         self.found = Addresses()
         super().__init__(name, self.found, models.make_client)
+        # A service has answered, so requests may wait for its stream.
+        self.client.link.set_patient(True)
+        self.client.link.set_patient(False)
 
     def add(self, listed: Listed, listing: Sequence[Model]) -> None:
         self.listing = listing

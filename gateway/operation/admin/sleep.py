@@ -1,6 +1,7 @@
 """Sleep and wake of a model: /v1/admin/models, and the routes of vLLM's API."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
 import grpc
@@ -9,11 +10,9 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
-from pagewire.gateway.core.balanced_stub import Method
 from pagewire.gateway.core.body import Body, ErrorResponse
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.reading.names import Refused
-from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.models.line import ModelLine
 from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.admin.route import AdminRoute
@@ -23,9 +22,7 @@ from pagewire.telemetry.trace import NO_TRACE
 from pagewire.v1.admin_pb2 import (
     SleepMode,
     SleepModelRequest,
-    SleepModelResponse,
     WakeModelRequest,
-    WakeModelResponse,
 )
 from pagewire.wire.model_names import not_served
 from pagewire.wire.rpc import RpcError
@@ -160,26 +157,28 @@ async def _sleep(line: ModelLine, level: int, mode: Mode) -> int:
     if line.state in ("absent", "loading") and line.told is not None:
         raise ApiError(409, f"{line.name} is {line.state}: only a model in memory can be put to sleep")
     tokenizer, wanted = line.client, SleepModelRequest(level=level, mode=_MODES[mode])
-    return await _executors(tokenizer, tokenizer.admin.SleepModel, wanted)
+    with _refused():
+        answer = await tokenizer.call_to_its_end(tokenizer.admin.SleepModel, wanted, NO_TRACE, computes=False)
+    return answer.num_executors
 
 
 async def _wake(line: ModelLine) -> int:
     """Returns the number of executors that are awake. Raises ApiError."""
     tokenizer = line.client
     await line.load()  # a stack first makes room
-    return await _executors(tokenizer, tokenizer.admin.WakeModel, WakeModelRequest())
+    with _refused():
+        answer = await tokenizer.call_to_its_end(
+            tokenizer.admin.WakeModel, WakeModelRequest(), NO_TRACE, computes=False
+        )
+    return answer.num_executors
 
 
-async def _executors(
-    tokenizer: TokenizerClient, method: Method[SleepModelResponse] | Method[WakeModelResponse], wanted: object
-) -> int:
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Raises ApiError for the error of a call."""
     try:
-        return (await tokenizer.call_to_its_end(method, wanted, NO_TRACE, computes=False)).num_executors  # type: ignore[arg-type]
+        yield
     except grpc.aio.AioRpcError as error:
-        raise _api_error(error) from error
-
-
-def _api_error(error: grpc.aio.AioRpcError) -> ApiError:
-    if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED):
-        return ApiError(409, error.details() or error.code().name)
-    return from_rpc(RpcError.from_call(error))
+        if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED):
+            raise ApiError(409, error.details() or error.code().name) from error
+        raise from_rpc(RpcError.from_call(error)) from error

@@ -30,11 +30,13 @@ class Metrics:
             tenant: metrics of other tenants are left out. None: all tenants.
         """
         await self._models.learn_names()
-        own, *behind = await asyncio.gather(self._siblings.metrics(), *map(_of_model, self._models.services()))
+        own, behind = await asyncio.gather(
+            self._siblings.metrics(), asyncio.gather(*map(_of_model, self._models.services()))
+        )
         stack = [] if self._models.stack is None else [line_metrics(self._models.lines)]
         # The gateway serves all models: only one of them can be that of its own metrics.
         own_model = behind[0][0] if len(self._models.lines) == 1 else None
-        found = [(own_model, own), (None, stack), *behind]
+        found: list[tuple[str | None, list[ServiceMetrics]]] = [(own_model, own), (None, stack), *behind]
         by_model = [(model, of_tenant(services, tenant)) for model, services in found if services]
         # Parsing a few thousand lines takes longer than a token may wait.
         return await asyncio.to_thread(expose, by_model, accept, with_vllm_names=self._with_vllm_names)

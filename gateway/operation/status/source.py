@@ -62,7 +62,9 @@ class StatusSource:
         await self._models.learn_names()
         request = admin_pb2.GetStatusRequest(with_kv_maps=True)
         asked = [(name, one) for name, neighbours in self._models.services() for one in neighbours]
-        reason, *found = await asyncio.gather(self._why_not_ready(), *(status_behind(one, request) for _, one in asked))
+        reason, found = await asyncio.gather(
+            self._why_not_ready(), asyncio.gather(*(status_behind(one, request) for _, one in asked))
+        )
         by_model: dict[str, list[list[ServiceStatus]]] = {}
         for (name, _), services in zip(asked, found, strict=True):
             by_model.setdefault(name, []).append(services)
