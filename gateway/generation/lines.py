@@ -1,5 +1,4 @@
-"""The seam for the lines of several models: each has tokenizer services of its own. The application has them, see
-`models`."""
+"""The seam for the lines of several models, each with tokenizer services of its own (see `models`)."""
 
 from typing import Protocol
 

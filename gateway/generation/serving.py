@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import grpc
 from starlette.responses import Response
@@ -136,7 +137,7 @@ class GenerationResponse(Response):
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
-        give_up = _give_up_later(reply, lambda: lines.waits(self._requests[0].model))
+        give_up = _give_up_later(reply, partial(lines.waits, self._requests[0].model))
         try:
             if self._streaming:
                 # In a separate task, so that a token does not wake the layers that wait for the end of the response.
@@ -174,17 +175,11 @@ class GenerationResponse(Response):
     async def _stream(self, reply: Outputs, context: RequestContext, send: Send, scope: Scope) -> None:
         """Sends the head with the first output: until then, an error can have its own status."""
         answer, usage, started = self._answer, self._usage, False
-        lines, model = LINES.in_scope(scope), self._requests[0].model
-
-        async def comment(text: bytes) -> None:
-            if not context.status:
-                await send({"type": "http.response.start", "status": 200, "headers": self.stream_headers})
-            await context.send({"type": "http.response.body", "body": text, "more_body": True})
-
+        waits = partial(LINES.in_scope(scope).waits, self._requests[0].model)
         try:
             coming: Awaitable[ChoiceOutputs] = reply.next()
-            if self.stream_headers is EVENT_STREAM_HEADERS and lines.waits(model):
-                coming = first_outputs(coming, lambda: lines.waits(model), comment)
+            if waits() and self.stream_headers is EVENT_STREAM_HEADERS:
+                coming = first_outputs(coming, waits, context, send)
             while outputs := await coming:
                 events: list[bytes] = []
                 if not started:

@@ -127,6 +127,7 @@ class ModelLine:
         before, self.told = self.told, told
         self.name, self.served_names, self.aliases = told.name, list(told.served_names) or [told.name], told.aliases
         address = told.tokenizer_address
+        self.client.link.model = self.name
         cast(Addresses, self._found).set([Listed(address)] if address else [])
         self.client.link.set_patient(told.state in (LineState.LINE_STATE_UNSPECIFIED, LineState.LINE_STATE_LOADING))
         if before is None or told.state != before.state:

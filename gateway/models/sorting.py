@@ -117,6 +117,7 @@ class _SortedLine(ModelLine):
     def __init__(self, name: str, models: Lines) -> None:
         self.found = Addresses()
         super().__init__(name, self.found, models.make_client)
+        self.client.link.model = name
         # A service has answered, so requests may wait for its stream.
         self.client.link.set_patient(True)
         self.client.link.set_patient(False)

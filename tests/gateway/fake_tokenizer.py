@@ -247,7 +247,7 @@ class FakeTokenizer(
         live: dict[int, Live | Scripted] = {}
         errors: dict[int, RpcError] = {}
         self.live = live
-        yield ConnectResponse()
+        yield ConnectResponse(model=self.models[0])
         reader = asyncio.create_task(self._read(request_iterator, live, errors))
         try:
             while True:

@@ -318,9 +318,9 @@ async def test_all_models_are_reported(two: httpx.AsyncClient, stack: FakeStack)
     assert status["memory_bytes"] == 4 << 30
     assert {one["model"] for one in status["services"] if one["service"] == "tokenizer"} == {"b"}
     metrics = (await two.get("/metrics")).text
-    assert 'pagewire:line_state{model_name="b",state="ready",service="stack"} 1.0' in metrics
+    assert 'pagewire:line_state{model_name="b",service="stack",state="ready"} 1.0' in metrics
     assert 'pagewire:line_loads_total{model_name="b",service="stack"} 1.0' in metrics
-    assert 'pagewire:shared_total{kind="a\\"b",service="tokenizer",model_name="b"} 2.0' in metrics
+    assert 'pagewire:shared_total{kind="a\\"b",model_name="b",service="tokenizer"} 2.0' in metrics
 
 
 async def test_a_gateway_without_a_stack_says_where_its_models_come_from(client: httpx.AsyncClient) -> None:

@@ -42,7 +42,7 @@ async def test_events_have_a_token_each(client: httpx.AsyncClient, path: str, mo
         assert all(event["generated_text"] is None and event["details"] is None for event in events)
         assert last["generated_text"] == text
         assert last["details"] == {"finish_reason": "length", "generated_tokens": 6, "seed": 3, "input_length": 5}
-        assert all((event["token"]["logprob"] is None) != details for event in events)
+        assert {event["token"]["logprob"] for event in [*events, last]} == {-0.5}
         assert [len(event.get("top_tokens", ())) for event in events if details] == [2 * details] * len(
             events
         ) * details
