@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
@@ -76,7 +77,7 @@ class TokenizerClient:
             is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
             timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)
             if is_away:
-                await self._wait_until_up(timeout)
+                await self._wait_until(lambda: self.link.is_up, timeout)
             try:
                 return await method(request, timeout=timeout, metadata=metadata, wait_for_ready=is_away)
             except grpc.aio.AioRpcError as error:
@@ -84,7 +85,7 @@ class TokenizerClient:
                     raise ApiError(503, AWAY) from error
                 if not self.link.is_available or not _has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
-                await self._wait_for_break(num_breaks)
+                await self._wait_until(partial(self._has_broken, num_breaks), NOTICED_S)
         raise AssertionError("unreachable")
 
     async def call_to_its_end(
@@ -112,7 +113,7 @@ class TokenizerClient:
             except grpc.aio.AioRpcError as error:
                 if not _has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
-                await self._wait_for_break(num_breaks)
+                await self._wait_until(partial(self._has_broken, num_breaks), NOTICED_S)
         raise AssertionError("unreachable")
 
     async def call_each(
@@ -136,23 +137,18 @@ class TokenizerClient:
                 raise answer
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
-    async def _wait_until_up(self, timeout: float) -> None:
-        """Returns when a tokenizer service is up, or in `timeout` seconds."""
+    async def _wait_until(self, is_so: Callable[[], bool], timeout: float) -> None:
+        """Returns when something is so of the link, or in `timeout` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 changed = self.link.changed
-                while not self.link.is_up:
+                while not is_so():
                     await changed.wait()
                     changed = self.link.changed
 
-    async def _wait_for_break(self, num_breaks: int) -> None:
-        """Returns when the link has broken more than `num_breaks` times, which it soon does after a broken call."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(NOTICED_S):
-                changed = self.link.changed
-                while self.link.num_breaks == num_breaks:
-                    await changed.wait()
-                    changed = self.link.changed
+    def _has_broken(self, num_breaks: int) -> bool:
+        """Returns whether the link has broken more than `num_breaks` times, which it soon does after a broken call."""
+        return self.link.num_breaks > num_breaks
 
 
 def _has_died(error: grpc.aio.AioRpcError) -> bool:

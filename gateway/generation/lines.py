@@ -11,8 +11,7 @@ class Lines(Line, Protocol):
     """All lines as one: each request goes to that of its model."""
 
     async def client(self, model: str | None) -> TokenizerClient:
-        """Returns the services of the model that a request names, the default one if it names none. Raises ApiError
-        404, or 503 while none is known."""
+        """Returns the services of the model that a request names, or of the default one. Raises ApiError 404, 503."""
 
     async def name_of(self, model: str | None) -> str:
         """Returns the model that an answer reports: that of the request, or the default one. Raises ApiError 503."""
