@@ -1,9 +1,14 @@
 """The seam for the lines of several models, each with tokenizer services of its own (see `models`)."""
 
+from collections.abc import Awaitable
 from typing import Protocol
 
+from starlette.types import Send
+
 from pagewire.gateway.core.app_state import AppState
+from pagewire.gateway.core.outputs import ChoiceOutputs
 from pagewire.gateway.core.reply import Line
+from pagewire.gateway.core.request_context import RequestContext
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
 
 
@@ -21,6 +26,11 @@ class Lines(Line, Protocol):
 
     def waits(self, model: str) -> str:
         """Returns what a request for the model waits for before it can run: "loading NAME"; "" = for nothing."""
+
+    async def first_outputs(
+        self, outputs: Awaitable[ChoiceOutputs], model: str, context: RequestContext, send: Send
+    ) -> ChoiceOutputs:
+        """Returns the first outputs of a stream of events, and sends comments while it waits. send: for the head."""
 
 
 LINES = AppState[Lines]("lines")

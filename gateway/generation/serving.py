@@ -30,7 +30,6 @@ from pagewire.gateway.generation.lines import LINES, Lines
 from pagewire.gateway.generation.resumable import Outputs, Resumable
 from pagewire.gateway.generation.timing import Timing
 from pagewire.gateway.generation.usage import UsageTotal
-from pagewire.gateway.generation.waiting import first_outputs
 from pagewire.gateway.generation.whole import content_of, send_whole
 from pagewire.telemetry import semconv
 from pagewire.telemetry.spans import Span
@@ -128,11 +127,11 @@ class GenerationResponse(Response):
             generations.end(answering)
             self._record(span, scope, context, status or context.status)
 
-    async def _serve(self, scope: Scope, rpc_context: common_pb2.RequestContext, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, upstream: common_pb2.RequestContext, receive: Receive, send: Send) -> None:
         context, lines = request_context(scope), LINES.in_scope(scope)
         await lines.client(self._requests[0].model)  # raises if there is none
         try:
-            reply = self._begin(lines, rpc_context)
+            reply = self._begin(lines, upstream)
         except RpcError as error:
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
@@ -175,11 +174,11 @@ class GenerationResponse(Response):
     async def _stream(self, reply: Outputs, context: RequestContext, send: Send, scope: Scope) -> None:
         """Sends the head with the first output: until then, an error can have its own status."""
         answer, usage, started = self._answer, self._usage, False
-        waits = partial(LINES.in_scope(scope).waits, self._requests[0].model)
+        lines, model = LINES.in_scope(scope), self._requests[0].model
         try:
             coming: Awaitable[ChoiceOutputs] = reply.next()
-            if waits() and self.stream_headers is EVENT_STREAM_HEADERS:
-                coming = first_outputs(coming, waits, context, send)
+            if self.stream_headers is EVENT_STREAM_HEADERS and lines.waits(model):
+                coming = lines.first_outputs(coming, model, context, send)
             while outputs := await coming:
                 events: list[bytes] = []
                 if not started:

@@ -4,15 +4,20 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import grpc
+from starlette.types import Send
 
 from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.balanced_stub import AWAY
 from pagewire.gateway.core.errors import ApiError
+from pagewire.gateway.core.outputs import ChoiceOutputs
 from pagewire.gateway.core.reply import Line, Reply
+from pagewire.gateway.core.request_context import RequestContext as HttpContext
 from pagewire.gateway.core.tokenizer_client import AWAY_TIMEOUT_S, TokenizerClient
+from pagewire.gateway.models.comments import first_outputs
 from pagewire.gateway.models.line import MakeClient, ModelLine
 from pagewire.gateway.models.stack import Lines, Stack
 from pagewire.v1.common_pb2 import RequestContext
@@ -201,6 +206,11 @@ class Models:
             async with asyncio.timeout(LEARNED_S):
                 while exists is not any(line.name == name for line in self.lines):
                     await self._changed.wait()
+
+    async def first_outputs(
+        self, outputs: Awaitable[ChoiceOutputs], model: str, context: HttpContext, send: Send
+    ) -> ChoiceOutputs:
+        return await first_outputs(outputs, partial(self.waits, model), context, send)
 
     async def _wait_until_begun(self) -> None:
         """Waits a while for the first lines, as after a restart of this process."""

@@ -97,9 +97,10 @@ class GatewayConfig(RecoveryConfig, SeedConfig, KeysConfig, OperatorsConfig, Ser
         group="network",
         choices=("static", "dns", "kubernetes"),
     )
-    lines_address: str = flag(
-        "",
-        "where a stack tells its models; --tokenizer-address is then not used (default: there is no stack)",
+    lines_address: str | None = flag(
+        None,
+        "address at which `pagewire serve` says which models it has, and loads those that requests name (default: each "
+        "of the --tokenizer-address has its model)",
         group="network",
     )
     data_dir: str | None = flag(

@@ -8,7 +8,7 @@ import grpc
 import httpx
 import pytest
 
-from pagewire.gateway.generation import waiting
+from pagewire.gateway.models import comments
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway
 from tests.gateway.fake_tokenizer import expected_text
@@ -172,7 +172,7 @@ async def test_what_never_fits_is_refused_with_the_reason(two: httpx.AsyncClient
 async def test_streams_that_wait_have_comments(
     two: httpx.AsyncClient, stack: FakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "COMMENT_S", 0.01)
+    monkeypatch.setattr(comments, "COMMENT_S", 0.01)
     stack.may_load.clear()
     for body in (chat("b", stream=True), chat("gpt", stream=True)):
         async with two.stream("POST", "/v1/chat/completions", json=body) as answer:
