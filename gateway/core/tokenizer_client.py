@@ -43,8 +43,7 @@ class Served(Protocol):
         """Replaces the name of the model in a request by one that the services know."""
 
     async def reach(self, *, computes: bool) -> None:
-        """Returns when the services can be called or, if the call `computes`, have the model in memory. Raises
-        ApiError."""
+        """Returns when the services can be called or, if the call `computes`, have the model loaded. Raises ApiError."""
 
 
 class TokenizerClient:
@@ -94,8 +93,6 @@ class TokenizerClient:
         """Makes a unary call that may take long, limited only by the deadline of the request.
 
         It waits for an unreachable tokenizer service, and is repeated if the service dies during the call.
-
-        computes: whether it needs the model in memory.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
