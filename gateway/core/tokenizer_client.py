@@ -43,7 +43,7 @@ class Served(Protocol):
         """Replaces the name of the model in a request by one that the services know."""
 
     async def reach(self, *, computes: bool) -> None:
-        """Returns when the services can be called or, if the call `computes`, have the model loaded. Raises ApiError."""
+        """Returns when the services can be called or, if it `computes`, have the model loaded. Raises ApiError."""
 
 
 class TokenizerClient:

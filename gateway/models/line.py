@@ -117,7 +117,7 @@ class ModelLine:
 
     @property
     def waits(self) -> str:
-        """What a request waits for; "" = for nothing."""
+        """Is what a request waits for; "" = it waits for nothing."""
         if self.told is None or self.told.state == LineState.LINE_STATE_READY:
             return ""
         return f"loading {self.name}"

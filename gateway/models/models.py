@@ -39,7 +39,7 @@ Other = tuple[Callable[[GenerateRequest], bool], Callable[[TokenizerClient], Lin
 
 
 class Source(Protocol):
-    """What knows the lines: `Stack`, `OneLine` or `Sorting`."""
+    """Knows the lines. It is a `Stack`, a `OneLine` or a `Sorting`."""
 
     def begin(self, models: Lines) -> None:
         """Sets the lines that are known at once."""

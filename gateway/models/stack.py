@@ -98,14 +98,14 @@ class Stack:
         if line.told is not None and not line.told.sleeps_until_woken:
             self._do_later(self.request(line.name, idle_seconds))
 
-    def rest(self, line: ModelLine) -> asyncio.Task[None]:
+    def rest(self, line: ModelLine) -> None:
         """Takes a line out of memory once none of its requests runs. A failure is only logged."""
-        return self._do_later(self._rest(line.name))
+        self._do_later(self._rest(line.name))
 
     async def _rest(self, name: str) -> None:
         await self.calls.RestLine(lines_pb2.RestLineRequest(name=name))
 
-    def _do_later(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _do_later(self, call: Coroutine[Any, Any, None]) -> None:
         async def logged() -> None:
             try:
                 await call
@@ -115,7 +115,6 @@ class Stack:
         task = asyncio.create_task(logged())
         self._later.add(task)
         task.add_done_callback(self._later.discard)
-        return task
 
 
 class Lines(Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from pagewire.gateway.dialects.ollama.options import idle_seconds
 from pagewire.gateway.models.line import ModelLine
@@ -32,4 +33,8 @@ async def load_or_unload(models: Models, line: ModelLine, keep_alive: float | st
         kept_alive(models, line, keep_alive)
         await line.reach(computes=True)
     elif line.state in ("ready", "loading"):
-        await asyncio.wait({models.stack.rest(line)}, timeout=UNLOAD_S)
+        models.stack.rest(line)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNLOAD_S):
+                while line.state in ("ready", "loading"):
+                    await line.changed.wait()
