@@ -52,7 +52,7 @@ class SharedRoute(JsonRoute):
                 context.dialect = TGI
             try:
                 return await handle(request)
-            except (RequestValidationError, ApiError) as error:
+            except (RequestValidationError, ApiError, RecursionError, UnicodeEncodeError) as error:
                 body = error.body if isinstance(error, RequestValidationError) else None
                 # JSON that cannot be read may still say which kind it is.
                 if _is_tgi(body) or (body is None and b'"inputs"' in await request.body()):

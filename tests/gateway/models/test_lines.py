@@ -11,7 +11,7 @@ import pytest
 from pagewire.gateway.models import comments
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway
-from tests.gateway.fake_tokenizer import expected_text
+from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
 from tests.gateway.models.fake_stack import ABSENT, ASLEEP, LOADING, READY, FakeStack
 
 
@@ -70,6 +70,19 @@ async def test_adapters_are_found_at_their_model(two: httpx.AsyncClient, stack: 
     assert (await two.get("/v1/models/lora")).json()["parent"] == "b"
     assert (await two.delete("/v1/admin/adapters/lora")).status_code == 204
     assert not stack.services["b"].adapters
+
+
+async def test_an_adapter_that_cannot_be_read_says_why(
+    client: httpx.AsyncClient, fake: FakeTokenizer, two: httpx.AsyncClient, stack: FakeStack
+) -> None:
+    await stack.load("b")
+    for http, service in ((client, fake), (two, stack.services["b"])):
+        service.broken_adapters["torn"] = "its weights are cut off"
+        if http is two:
+            assert (await post(two, chat("b"))).status_code == 200
+        for answer in (await http.get("/v1/models/torn"), await post(http, chat("torn"))):
+            assert answer.status_code == 404, answer.text
+            assert answer.json()["error"]["message"] == "the adapter 'torn' cannot be served: its weights are cut off"
 
 
 async def test_calls_wait_as_generations_do(two: httpx.AsyncClient, stack: FakeStack) -> None:

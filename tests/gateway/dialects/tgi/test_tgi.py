@@ -125,6 +125,18 @@ async def test_refusals_are_of_the_kind_that_its_clients_read(
     assert words in error["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "is_tgi"),
+    [("/generate", '{"inputs": "hi', True), ("/generate", '{"text": "hi', False), ("/", "{", True),
+     ("/generate_stream", "[1", True), ("/", "[]", True), ("/generate", '{"inputs": ' + "[" * 5000, True)],
+)  # fmt: skip
+async def test_broken_json_is_refused_in_the_form_of_its_sender(
+    client: httpx.AsyncClient, path: str, body: str, is_tgi: bool
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and (answer.json().keys() == {"error", "error_type"}) == is_tgi, answer.text
+
+
 async def test_other_bodies_are_refused_as_before(client: httpx.AsyncClient) -> None:
     for body in ({"text": "p", "input": 1}, {}, []):
         error = (await client.post("/generate", json=body)).json()["error"]
