@@ -200,7 +200,7 @@ async def serve(
     tenants.check_header(config.tenant_header)
     limit_integers()
     cors = Cors.of(config)
-    tls = ServiceTls(config, config.tokenizer_address.split(","))
+    tls = ServiceTls(config, (config.lines_address or config.tokenizer_address).split(","))
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))

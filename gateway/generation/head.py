@@ -1,6 +1,7 @@
 """The head of an answer."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fastapi import Request
@@ -42,7 +43,7 @@ async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
     if isinstance(body, SglangParameters):
-        await body.check_model((await lines.client(body.model)).list_models)
+        await body.check_model(partial(lines.list_models, body.model or ""))
     return Head(
         id=f"{prefix}-{context.request_id}",
         created=context.created,

@@ -1,6 +1,6 @@
 """The seam for the lines of several models, each with tokenizer services of its own (see `models`)."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from starlette.types import Send
@@ -10,6 +10,7 @@ from pagewire.gateway.core.outputs import ChoiceOutputs
 from pagewire.gateway.core.reply import Line
 from pagewire.gateway.core.request_context import RequestContext
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.v1.inference_pb2 import Model
 
 
 class Lines(Line, Protocol):
@@ -20,6 +21,9 @@ class Lines(Line, Protocol):
 
     async def name_of(self, model: str | None) -> str:
         """Returns the model that an answer reports: that of the request, or the default one. Raises ApiError 503."""
+
+    async def list_models(self, model: str) -> Sequence[Model]:
+        """Returns the models, adapters and aliases of the line that serves a name. Raises like client()."""
 
     def served_name(self, model: str, *, answered: bool) -> str:
         """Returns the model for metrics; "" if a request that was not answered names one that is not known."""

@@ -36,7 +36,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
         one.clamp_max_tokens = True  # as in Anthropic's API, the answer says so (model_context_window_exceeded)
     answer = MessagesAnswer(
         request_context(request.scope).request_id,
-        await LINES.of(request).name_of(body.model),
+        await LINES.of(request).name_of(chat.model),
         max_tokens=body.max_tokens,
         show_thinking=getattr(body.thinking, "display", None) != "omitted",
     )

@@ -26,9 +26,12 @@ async def first_outputs(
             if reason := waits():
                 if not context.status:
                     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS})
-                await context.send(
-                    {"type": "http.response.body", "body": f": {reason}\n\n".encode(), "more_body": True}
-                )
+                await context.send({"type": "http.response.body", "body": comment_of(reason), "more_body": True})
         return first.result()
     finally:
         first.cancel()
+
+
+def comment_of(reason: str) -> bytes:
+    """Returns a comment of a stream of events, which clients ignore."""
+    return f": {reason}\n\n".encode()

@@ -28,8 +28,9 @@ STATES: dict[LineState, State] = {
     LineState.LINE_STATE_READY: "ready",
     LineState.LINE_STATE_ASLEEP: "asleep",
 }
-# Seconds before a stack that does not answer is asked again.
+# Seconds before a stack that does not answer is asked again, and how calls of it end then.
 ASK_AGAIN_S = 0.5
+_ASKED_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 MakeClient = Callable[[Discovery, "ModelLine"], TokenizerClient]
 Request = Callable[[str], Awaitable[object]]
@@ -196,7 +197,7 @@ class ModelLine:
                 await self._request(self.name)
                 return
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in _ASKED_AGAIN:
                     delay = error_details.retry_delay_of(error)
                     self._fail(_unavailable(error.details() or error.code().name, delay or self._retry_delay))
                     return

@@ -241,6 +241,10 @@ class Models:
         line = await self.find("")
         return line.name or (await line.models())[0].id
 
+    async def list_models(self, model: str) -> Sequence[Model]:
+        line = await self.find(model)
+        return [one.model for one in _named(line, await line.models())]
+
     def served_name(self, model: str, *, answered: bool) -> str:
         if not model:
             return self.lines[0].first_name if self.lines else ""

@@ -21,6 +21,7 @@ from pagewire.gateway.core.shutdown import GracefulShutdown
 from pagewire.gateway.generation.lines import Lines
 from pagewire.gateway.kept.entries import by_choice
 from pagewire.gateway.kept.writing import Source, written
+from pagewire.gateway.models.comments import COMMENT_S, comment_of
 from pagewire.gateway.responses.answer import response_usage
 from pagewire.gateway.responses.bodies.answers import ModelResponse
 from pagewire.gateway.responses.stored import Responses, Stored, has_ended, response_of, status_of
@@ -120,6 +121,7 @@ class Background:
 
     async def _events(self, id: str, writer: ResponseWriter, shutdown: GracefulShutdown) -> AsyncIterator[bytes]:
         out: list[bytes] = []
+        since, model = time.monotonic(), writer.response.model
         writer.stream.out = out
         writer.start()
         number = 0
@@ -142,8 +144,13 @@ class Background:
                 out.clear()
             if ended:
                 return
-            if not outputs:
-                await asyncio.sleep(WRITE_S)
+            if outputs:
+                since = time.monotonic()
+                continue
+            if time.monotonic() - since > COMMENT_S and (reason := self._lines.waits(model)):
+                since = time.monotonic()
+                yield comment_of(reason)
+            await asyncio.sleep(WRITE_S)
 
     async def _work(self, lease: Lease) -> None:
         try:
