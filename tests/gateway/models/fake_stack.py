@@ -33,6 +33,7 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
         self._directory = directory
         self._changed = asyncio.Event()
         self._loading: set[asyncio.Task[None]] = set()
+        self._num_started = 0
         self._server: rpc.Server | None = None
 
     async def start(self) -> None:
@@ -76,7 +77,8 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
             line.retry_time.seconds += round(self.retry_s)
         else:
             if not line.tokenizer_address:
-                line.tokenizer_address = f"unix:{self._directory}/{list(self.lines).index(name)}.sock"
+                self._num_started += 1
+                line.tokenizer_address = f"unix:{self._directory}/{self._num_started}.sock"
                 await self.services[name].start(line.tokenizer_address)
             line.state, line.num_loads = READY, line.num_loads + 1
         self.tell()
