@@ -82,7 +82,7 @@ class TokenizerClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_away and not self.link.is_up:
                     raise ApiError(503, AWAY) from error
-                if not self.link.is_available or not _has_died(error) or attempt == MAX_ATTEMPTS:
+                if not self.link.is_available or not has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
                 await self._wait_until(partial(self._has_broken, num_breaks), NOTICED_S)
         raise AssertionError("unreachable")
@@ -108,31 +108,10 @@ class TokenizerClient:
             try:
                 return await method(request, timeout=time_left(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                if not _has_died(error) or attempt == MAX_ATTEMPTS:
+                if not has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
                 await self._wait_until(partial(self._has_broken, num_breaks), NOTICED_S)
         raise AssertionError("unreachable")
-
-    async def call_each(
-        self, method_of: Callable[[InferenceStub], Method[Answered]], request: object, metadata: Metadata = ()
-    ) -> list[Answered]:
-        """Makes a unary call to every tokenizer service that is up, otherwise like call()."""
-        peers = [peer for peer in self.link.peers if peer.is_up]
-        if len(peers) < 2:
-            return [await self.call(method_of(self.inference), request, metadata)]
-        stubs = [cast(InferenceStub, inference_pb2_grpc.InferenceServiceStub(peer.channel)) for peer in peers]
-        timeout = _at_most(CALL_TIMEOUT_S)
-        answers = await asyncio.gather(
-            *(method_of(stub)(request, timeout=timeout, metadata=metadata) for stub in stubs),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            # The requests of a service that dies continue elsewhere.
-            if isinstance(answer, BaseException) and not (
-                isinstance(answer, grpc.aio.AioRpcError) and _has_died(answer)
-            ):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def _wait_until(self, is_so: Callable[[], bool], timeout: float) -> None:
         """Returns when something is so of the link, or in `timeout` seconds."""
@@ -148,7 +127,7 @@ class TokenizerClient:
         return self.link.num_breaks > num_breaks
 
 
-def _has_died(error: grpc.aio.AioRpcError) -> bool:
+def has_died(error: grpc.aio.AioRpcError) -> bool:
     """Whether the service died during a call. A service that refuses a call names a delay for the next attempt; gRPC
     cancels the calls that arrive while a server stops."""
     is_refused = error_details.retry_delay_of(error) is not None

@@ -9,6 +9,7 @@ from pagewire import __version__
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.gateway.models.every_service import call_each
 from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.bodies import (
     AbortBody,
@@ -44,7 +45,7 @@ async def abort_requests(request: Request, body: AbortBody) -> Aborted:
     metadata = tenants.metadata() if tenants.caller_scope() is not None else []
 
     async def abort(tokenizer: TokenizerClient) -> int:
-        answers = await tokenizer.call_each(lambda stub: stub.AbortRequests, upstream, metadata)
+        answers = await call_each(tokenizer, lambda stub: stub.AbortRequests, upstream, metadata)
         return sum(answer.num_aborted for answer in answers)
 
     return Aborted(status="aborted", aborted=await MODELS.of(request).sum_of(abort))
@@ -123,7 +124,7 @@ async def _compute(tokenizer: TokenizerClient, kind: common_pb2.ModelKind) -> No
 
 
 async def _num_requests(tokenizer: TokenizerClient) -> int:
-    counted = await tokenizer.call_each(lambda stub: stub.CountRequests, inference_pb2.CountRequestsRequest())
+    counted = await call_each(tokenizer, lambda stub: stub.CountRequests, inference_pb2.CountRequestsRequest())
     return sum(one.num_requests for one in counted)
 
 
