@@ -22,14 +22,14 @@ from pagewire.gateway.core.error_handlers import install_handlers
 from pagewire.gateway.core.errors import OPENAI, Dialect
 from pagewire.gateway.core.middleware import MAX_BODY_BYTES, RequestMiddleware
 from pagewire.gateway.core.shutdown import SHUTDOWN, GracefulShutdown
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.dialects.ollama import routes as ollama_routes
 from pagewire.gateway.dialects.ollama.errors import OLLAMA, PREFIX
 from pagewire.gateway.dialects.tgi import errors as tgi
 from pagewire.gateway.dialects.tgi import routes as tgi_routes
 from pagewire.gateway.files import routes as files_routes
 from pagewire.gateway.files.files import FILES, Files
-from pagewire.gateway.generation.lines import LINES, Lines
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.searches import Searches
 from pagewire.gateway.generation.style import STYLE, AnswerStyle
@@ -39,6 +39,10 @@ from pagewire.gateway.kept import Keeper
 from pagewire.gateway.messages import routes as messages_routes
 from pagewire.gateway.messages.errors import MESSAGES, is_spoken
 from pagewire.gateway.models import routes as models_routes
+from pagewire.gateway.models.line import ModelLine
+from pagewire.gateway.models.models import MODELS, Models, Source
+from pagewire.gateway.models.sorting import OneLine, Sorting
+from pagewire.gateway.models.stack import Stack
 from pagewire.gateway.operation import probes, unserved
 from pagewire.gateway.operation import routes as operation_routes
 from pagewire.gateway.operation.admin import routes as admin_routes
@@ -55,7 +59,7 @@ from pagewire.gateway.store import Bound, Bounds, Store, open_log
 from pagewire.gateway.vectors import routes as vectors_routes
 from pagewire.telemetry import metrics
 from pagewire.wire.addresses import is_loopback
-from pagewire.wire.discovery import discover
+from pagewire.wire.discovery import Discovery, discover
 from pagewire.wire.keys import Door
 from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 
@@ -64,7 +68,7 @@ from pagewire.wire.secure_rpc import NO_TLS, ServiceTls
 class Parts:
     """The parts of one gateway process, which all of its applications share."""
 
-    tokenizer: TokenizerClient
+    models: Models
     shutdown: GracefulShutdown
     door: Door
     generations: Generations
@@ -73,7 +77,6 @@ class Parts:
     batches: Batches
     responses: Responses
     background: Background
-    lines: Lines
     siblings: Siblings
     readiness: Readiness
     status: StatusSource
@@ -84,18 +87,22 @@ class Parts:
     def of(cls, config: GatewayConfig, store: Store, tls: ServiceTls = NO_TLS) -> "Parts":
         """Raises StartupError."""
         check_fingerprint(config)
-        found = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
-        tokenizer, generations = TokenizerClient(found, config, tls.listed_channel), Generations()
+
+        def make_client(found: Discovery, line: ModelLine) -> TokenizerClient:
+            return TokenizerClient(found, config, tls.listed_channel, line)
+
+        models = Models(_source(config, tls), make_client, (is_search, Searches))
+        generations = Generations()
         files = Files(store, config.max_file_bytes, config.file_store_size)
         stored = Bound(config.max_stored_responses, config.response_store_size)
         responses = Responses(store, stored, config.response_store_ttl)
         logs = Bounds(stored.count, stored.bytes, config.response_store_ttl, drops_unfinished=False)
         kept = Bounds(config.max_stored_generations, config.generation_store_size, config.generation_store_ttl)
         shutdown = GracefulShutdown()
-        readiness = Readiness(tokenizer.link, shutdown)
+        readiness = Readiness(models, shutdown)
         siblings = Siblings(store.directory, metrics.exposition, generations.accounts)
         return cls(
-            tokenizer=tokenizer,
+            models=models,
             shutdown=shutdown,
             door=Door(config.api_keys, config.api_key_file),
             generations=generations,
@@ -107,14 +114,22 @@ class Parts:
             files=files,
             batches=Batches(store, files),
             responses=responses,
-            background=Background(tokenizer.link, responses, store.jobs("response", logs)),
-            lines=Lines(tokenizer.link, (is_search, Searches(tokenizer))),
+            background=Background(models, responses, store.jobs("response", logs)),
             siblings=siblings,
             readiness=readiness,
-            status=StatusSource(tokenizer.neighbours, readiness.why_not),
-            metrics=Metrics(tokenizer, siblings, with_vllm_names=config.vllm_metrics),
+            status=StatusSource(models, readiness.why_not),
+            metrics=Metrics(models, siblings, with_vllm_names=config.vllm_metrics),
             style=AnswerStyle.of(config),
         )
+
+
+def _source(config: GatewayConfig, tls: ServiceTls) -> Source:
+    """Returns what knows the lines. Raises StartupError."""
+    if config.lines_address:
+        return Stack(config.lines_address)
+    found = discover(config.tokenizer_discovery, "--tokenizer-address", config.tokenizer_address)
+    is_one = config.tokenizer_discovery == "static" and "," not in config.tokenizer_address
+    return OneLine(found) if is_one else Sorting(found, tls.listed_channel)
 
 
 def create_app(config: GatewayConfig, parts: Parts, cors: Cors | None = None) -> FastAPI:
@@ -203,10 +218,10 @@ def _dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
 
 
 def _put(app: Starlette, parts: Parts) -> None:
-    TOKENIZER.put(app, parts.tokenizer)
+    MODELS.put(app, parts.models)
     SHUTDOWN.put(app, parts.shutdown)
     GENERATIONS.put(app, parts.generations)
-    LINES.put(app, parts.lines)
+    LINES.put(app, parts.models)
     KEEPER.put(app, parts.keeper)
     FILES.put(app, parts.files)
     BATCHES.put(app, parts.batches)

@@ -200,14 +200,14 @@ async def serve(
     tenants.check_header(config.tenant_header)
     limit_integers()
     cors = Cors.of(config)
-    tls = ServiceTls(config, config.tokenizer_address.split(","))
+    tls = ServiceTls(config, (config.lines_address or config.tokenizer_address).split(","))
     scheme = "http" if tls.certificates is None else "https"
     sock = sock or listen(config)
     store = Store(data_directory(config.data_dir, sock.getsockname()[1]))
     parts = Parts.of(config, store, tls)
     app = create_app(config, parts, cors)
     for_operators, for_scrapers = listen_for_operators(config), listen_for_scrapers(config)
-    worker = BatchWorker(parts.batches, parts.files, parts.tokenizer, InProcess(app), config.batch_concurrency)
+    worker = BatchWorker(parts.batches, parts.files, parts.models, InProcess(app), config.batch_concurrency)
     connections = Connections(limits or Limits.of_this_process(), cors)
     public = _server(app, connections, tls)
     servers = {public: sock}
@@ -220,7 +220,7 @@ async def serve(
         servers[_server(create_metrics_app(parts), connections, NO_TLS)] = for_scrapers
         logger.info("metrics on http://%s/metrics", endpoint(config.admin_host, for_scrapers.getsockname()[1]))
     await parts.siblings.start()
-    link = asyncio.create_task(parts.tokenizer.link.run())
+    models = asyncio.create_task(parts.models.run())
     batches = asyncio.create_task(worker.run())
     background = asyncio.create_task(parts.background.run())
     serving = [asyncio.create_task(server.serve([one])) for server, one in servers.items()]
@@ -228,7 +228,7 @@ async def serve(
     stopped = asyncio.create_task(stop or rpc.wait_for_signal())
     logger.info("REST on %s://%s", scheme, endpoint(config.host, sock.getsockname()[1]))
     try:
-        running = {link, *serving, watching, batches, background}
+        running = {models, *serving, watching, batches, background}
         ended, _ = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():
             raise RuntimeError("the gateway ended by itself") from ended.pop().exception()
@@ -245,7 +245,7 @@ async def serve(
             server.stop()
         await asyncio.wait(serving)
     finally:
-        await rpc.cancel([stopped, *serving, watching, batches, background, link])
+        await rpc.cancel([stopped, *serving, watching, batches, background, models])
         await parts.siblings.close()
         await parts.keeper.close()
         parts.batches.suspects.close()
@@ -287,6 +287,7 @@ async def _drain(parts: Parts, timeout: float) -> None:
         async with asyncio.timeout(timeout):
             await parts.shutdown.wait_idle()
     except TimeoutError:
-        logger.warning("%d generations still run after %g s and are cut off", parts.tokenizer.link.num_live, timeout)
+        logger.warning("%d generations still run after %g s and are cut off", parts.models.num_live, timeout)
         parts.shutdown.over = True
-        parts.tokenizer.link.fail_all(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")
+        error = rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")
+        parts.models.fail_all(error)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ EXPIRED = "batch_expired", "the completion window ended before this request coul
 POISONED = f"this request was refused, as the gateway failed {MAX_FAILURES} times while it handled it"
 DEADLY = "gateway_died", f"the gateway died {MAX_DEATHS} times while it ran this batch"
 
-ListModels = Callable[[], Awaitable[Sequence[str]]]
+ListModels = Callable[[], Awaitable[Collection[str]]]
 Post = Callable[[Line, str], Awaitable[Answer]]
 
 
@@ -131,7 +131,7 @@ class BatchRun:
             batch.status, batch.in_progress_at = "in_progress", int(time.time())
         await self._save()
 
-    async def _served(self) -> Sequence[str]:
+    async def _served(self) -> Collection[str]:
         """Returns the served models, once the tokenizer service answers."""
         while True:
             try:

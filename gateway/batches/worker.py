@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
 
 from pagewire.batch.lines import Line
@@ -10,11 +11,10 @@ from pagewire.gateway.batches.batches import Batches
 from pagewire.gateway.batches.in_process import InProcess
 from pagewire.gateway.batches.run import BatchRun
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.files.files import Files
+from pagewire.gateway.models.models import Models
 from pagewire.gateway.store import Lease, LeaseLost
 from pagewire.wire import rpc
-from pagewire.wire.model_names import names_of
 from pagewire.wire.tenants import Tenant
 
 logger = logging.getLogger(__name__)
@@ -29,13 +29,11 @@ SWEEP_S = 600.0
 class BatchWorker:
     """Runs the batches that one gateway process claims, whichever process created them."""
 
-    def __init__(
-        self, batches: Batches, files: Files, tokenizer: TokenizerClient, app: InProcess, concurrency: int
-    ) -> None:
+    def __init__(self, batches: Batches, files: Files, models: Models, app: InProcess, concurrency: int) -> None:
         """concurrency: the most requests of batches that run at once."""
         self._batches = batches
         self._files = files
-        self._tokenizer = tokenizer
+        self._models = models
         self._app = app
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
@@ -87,9 +85,8 @@ class BatchWorker:
         run = BatchRun(self._batches, self._files, self._list_models, post, lease, record)
         await run.run(self._room, self._concurrency, self._stopping)
 
-    async def _list_models(self) -> list[str]:
-        listed = await self._tokenizer.list_models()
-        return names_of([one.id for one in listed if not one.parent], [one.id for one in listed if one.parent])
+    async def _list_models(self) -> Collection[str]:
+        return await self._models.names()
 
     async def _post(self, tenant: Tenant, line: Line, request_id: str) -> Answer:
         return await self._app.post(line.url, line.body, request_id, tenant)

@@ -11,7 +11,6 @@ from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.head import head_of
-from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
 
@@ -30,10 +29,8 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     request_context(request.scope).names = names if body.logprobs is None else {**names, "logprobs": "top_logprobs"}
     kept = await KEEPER.of(request).open(request, body)
     head = await head_of(request, body, "chatcmpl")
-    requests = chat_requests(body)
     return GenerationResponse(
-        LINES.of(request).line_of(requests),
-        requests,
+        chat_requests(body),
         ChatAnswer(body, head),
         stream=bool(body.stream),
         choices_per_prompt=body.n or 1,

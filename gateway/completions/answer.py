@@ -16,10 +16,10 @@ from pagewire.gateway.completions.logprobs import completion_logprobs, echoed_lo
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.outputs import ChoiceOutput
 from pagewire.gateway.core.reply import PendingChoice
-from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.generation.answer import fingerprint, finish_reason, stop_reason, version_of
 from pagewire.gateway.generation.chunks import ChunkWriter
 from pagewire.gateway.generation.head import Head
+from pagewire.gateway.generation.lines import Lines
 from pagewire.gateway.generation.logprobs import logprobs_of_prompt, prompt_logprobs
 from pagewire.gateway.generation.usage import UsageTotal
 from pagewire.gateway.schema.parameters import as_list
@@ -27,9 +27,10 @@ from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import DetokenizeRequest, GenerateResponse
 
 
-async def prompt_texts(tokenizer: TokenizerClient, body: CompletionRequest) -> list[str]:
+async def prompt_texts(lines: Lines, body: CompletionRequest) -> list[str]:
     """Returns the text of each prompt; token ids are decoded. Raises grpc.aio.AioRpcError or ApiError."""
     texts = []
+    tokenizer = await lines.client(body.model)
     for prompt in as_list(body.prompt):
         if not isinstance(prompt, str):
             request = DetokenizeRequest(

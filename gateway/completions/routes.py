@@ -9,7 +9,6 @@ from pagewire.gateway.completions.translate import completion_requests
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.grammar import names_of
 from pagewire.gateway.generation.head import head_of
 from pagewire.gateway.generation.lines import LINES
@@ -30,9 +29,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     kept = await KEEPER.of(request).open(request, body)
     requests, head = completion_requests(body), await head_of(request, body, "cmpl")
     # Log probabilities of the prompt come with its text.
-    echoes = await prompt_texts(TOKENIZER.of(request), body) if body.echo and body.logprobs is None else ()
+    echoes = await prompt_texts(LINES.of(request), body) if body.echo and body.logprobs is None else ()
     return GenerationResponse(
-        LINES.of(request).line_of(requests),
         requests,
         CompletionAnswer(body, head, echoes),
         stream=bool(body.stream),

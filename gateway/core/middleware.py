@@ -30,6 +30,7 @@ from pagewire.gateway.core.request_context import (
     RequestContext,
     add_context,
     deadline,
+    receiving,
     request_context,
 )
 from pagewire.gateway.core.shutdown import GracefulShutdown
@@ -123,6 +124,7 @@ class RequestMiddleware:
             await error_response(refusal, scope)(scope, receive, send)
             return
         try:
+            receiving.set(receive)
             await self._app(scope, receive, send)
         except ClientDisconnect:  # before the end of its body, or before its answer
             metrics.CLIENTS_GONE.inc()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 
-from starlette.types import Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pagewire.gateway.core.errors import OPENAI, Dialect
 
@@ -18,6 +18,8 @@ IN_PROCESS = "pagewire.in_process"
 
 # The deadline of the present request, by time.monotonic(); None: no deadline.
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+# What the client of the present request sends after its body: that it has gone; None: there is no client.
+receiving: ContextVar[Receive | None] = ContextVar("receiving", default=None)
 
 
 def time_left() -> float | None:

@@ -1,15 +1,15 @@
-"""The client of the tokenizer service: the streams of generations, unary calls, and recovery when it restarts."""
+"""The client of the tokenizer services of a model: streams of generations, unary calls, recovery when they restart."""
 
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
 from pagewire.config import GatewayConfig
-from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.balanced_stub import AWAY, AdminStub, BalancedStub, InferenceStub, Method
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.request_context import time_left
@@ -36,50 +36,31 @@ Answered = TypeVar("Answered")
 Metadata = Sequence[tuple[str, str]]
 
 
-class TokenizerClient:
-    """The tokenizer services, as the routes of all APIs use them."""
+class Served(Protocol):
+    """The model of the services, which they may not have loaded."""
 
-    def __init__(self, found: Discovery, config: GatewayConfig, connect: Callable[[Listed], grpc.aio.Channel]) -> None:
+    def address(self, request: Any) -> None:
+        """Replaces the name of the model in a request by one that the services know."""
+
+    async def reach(self, *, computes: bool) -> None:
+        """Returns when the services can be called or, if it `computes`, have the model loaded. Raises ApiError."""
+
+
+class TokenizerClient:
+    """The tokenizer services of one model, as the routes of all APIs use them."""
+
+    def __init__(
+        self, found: Discovery, config: GatewayConfig, connect: Callable[[Listed], grpc.aio.Channel], served: Served
+    ) -> None:
         """connect: makes the channel to a listed service."""
+        self._served = served
         self.link = TokenizerLink(found, connect, config.recovery_timeout, config.hang_timeout)
         self.inference = cast(InferenceStub, BalancedStub(self.link, inference_pb2_grpc.InferenceServiceStub))
         self.admin = cast(AdminStub, BalancedStub(self.link, admin_pb2_grpc.AdminServiceStub))
-        self._default_model = ""
-        self._served: frozenset[str] = frozenset()
-
-    # -- models ------------------------------------------------------------------------------------------------------
 
     async def list_models(self) -> Sequence[inference_pb2.Model]:
-        """Returns the served models, the default one first. Raises like call()."""
-        models = (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
-        self._served = frozenset(model.id for model in models)
-        return models
-
-    async def default_model(self) -> str:
-        """Returns the first served name, the model of requests that name none. Raises like call()."""
-        if not self._default_model:
-            self._default_model = (await self.list_models())[0].id
-        return self._default_model
-
-    async def known_model(self) -> str:
-        """Returns default_model() if it is known or can be found out now; otherwise ""."""
-        if not self._default_model and self.link.is_up:
-            with suppress(ApiError, grpc.aio.AioRpcError):
-                await self.default_model()
-        return self._default_model
-
-    def served_name(self, model: str, *, answered: bool) -> str:
-        """Returns the served model that a request was for; "" if it is not known to be served.
-
-        Args:
-            model: the name in the request, or "".
-            answered: whether the request was answered successfully.
-        """
-        if not model:
-            return self._default_model
-        return model if answered or model in self._served else ""
-
-    # -- calls -------------------------------------------------------------------------------------------------------
+        """Returns the served models, the default one first, and the adapters. Raises like call()."""
+        return (await self.call(self.inference.ListModels, inference_pb2.ListModelsRequest())).models
 
     def neighbours(self) -> list[Neighbour]:
         return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
@@ -89,29 +70,35 @@ class TokenizerClient:
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
+        self._served.address(request)
+        await self._served.reach(computes=False)
         for attempt in itertools.count(1):
             is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
             timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)
             if is_away:
-                await self._wait_until_up(timeout)
+                await self._wait_until(lambda: self.link.is_up, timeout)
             try:
                 return await method(request, timeout=timeout, metadata=metadata, wait_for_ready=is_away)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and is_away and not self.link.is_up:
                     raise ApiError(503, AWAY) from error
-                if not self.link.is_available or not _has_died(error) or attempt == MAX_ATTEMPTS:
+                if not self.link.is_available or not has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
-                await self._wait_for_break(num_breaks)
+                await self._wait_until(partial(self._has_broken, num_breaks), NOTICED_S)
         raise AssertionError("unreachable")
 
-    async def call_to_its_end(self, method: Method[Answered], request: object, trace: Trace) -> Answered:
-        """Makes a unary call that computes, limited only by the deadline of the request.
+    async def call_to_its_end(
+        self, method: Method[Answered], request: object, trace: Trace, *, computes: bool = True
+    ) -> Answered:
+        """Makes a unary call that may take long, limited only by the deadline of the request.
 
         It waits for an unreachable tokenizer service, and is repeated if the service dies during the call.
 
         Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
         """
         metadata = [*tenants.metadata(), *trace.metadata]
+        self._served.address(request)
+        await self._served.reach(computes=computes)
         for attempt in itertools.count(1):
             while not self.link.is_up and self.link.is_available:  # noqa: ASYNC110 - seconds, after a death
                 await asyncio.sleep(AWAY_POLL_S)
@@ -121,55 +108,26 @@ class TokenizerClient:
             try:
                 return await method(request, timeout=time_left(), metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                if not _has_died(error) or attempt == MAX_ATTEMPTS:
+                if not has_died(error) or attempt == MAX_ATTEMPTS:
                     raise
-                await self._wait_for_break(num_breaks)
+                await self._wait_until(partial(self._has_broken, num_breaks), NOTICED_S)
         raise AssertionError("unreachable")
 
-    async def call_each(
-        self, method_of: Callable[[InferenceStub], Method[Answered]], request: object, metadata: Metadata = ()
-    ) -> list[Answered]:
-        """Makes a unary call to every tokenizer service that is up, otherwise like call()."""
-        peers = [peer for peer in self.link.peers if peer.is_up]
-        if len(peers) < 2:
-            return [await self.call(method_of(self.inference), request, metadata)]
-        stubs = [cast(InferenceStub, inference_pb2_grpc.InferenceServiceStub(peer.channel)) for peer in peers]
-        timeout = _at_most(CALL_TIMEOUT_S)
-        answers = await asyncio.gather(
-            *(method_of(stub)(request, timeout=timeout, metadata=metadata) for stub in stubs),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            # The requests of a service that dies continue elsewhere.
-            if isinstance(answer, BaseException) and not (
-                isinstance(answer, grpc.aio.AioRpcError) and _has_died(answer)
-            ):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-    async def _wait_until_up(self, timeout: float) -> None:
-        """Returns when a tokenizer service is up, or in `timeout` seconds."""
+    async def _wait_until(self, is_so: Callable[[], bool], timeout: float) -> None:
+        """Returns when something is so of the link, or in `timeout` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 changed = self.link.changed
-                while not self.link.is_up:
+                while not is_so():
                     await changed.wait()
                     changed = self.link.changed
 
-    async def _wait_for_break(self, num_breaks: int) -> None:
-        """Returns when the link has broken more than `num_breaks` times, which it soon does after a broken call."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(NOTICED_S):
-                changed = self.link.changed
-                while self.link.num_breaks == num_breaks:
-                    await changed.wait()
-                    changed = self.link.changed
+    def _has_broken(self, num_breaks: int) -> bool:
+        """Returns whether the link has broken more than `num_breaks` times, which it soon does after a broken call."""
+        return self.link.num_breaks > num_breaks
 
 
-TOKENIZER = AppState[TokenizerClient]("tokenizer")
-
-
-def _has_died(error: grpc.aio.AioRpcError) -> bool:
+def has_died(error: grpc.aio.AioRpcError) -> bool:
     """Whether the service died during a call. A service that refuses a call names a delay for the next attempt; gRPC
     cancels the calls that arrive while a server stops."""
     is_refused = error_details.retry_delay_of(error) is not None

@@ -14,7 +14,7 @@ from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pagewire.wire.discovery.listed import Discovery, Listed
 from pagewire.wire.rpc import RpcError
-from pagewire.wire.streams import OpenCall, Pings, ResubmittingLink
+from pagewire.wire.streams import OpenCall, Peer, Pings, ResubmittingLink
 
 TOKEN_BYTES = 4
 LINK_NAME = inference_link_pb2.DESCRIPTOR.services_by_name["InferenceLinkService"].full_name
@@ -37,9 +37,14 @@ class TokenizerLink(ResubmittingLink[PendingChoice, ConnectRequest, ConnectRespo
         """
         super().__init__("tokenizer service", discovery, connect, recovery_timeout)
         self._hang_timeout = hang_timeout
+        self.model = ""  # of the services; others are not used
 
     def open(self, channel: grpc.aio.Channel) -> tuple[OpenCall[ConnectRequest, ConnectResponse], Pings]:
         return InferenceLinkServiceStub(channel).Connect, Pings(channel, LINK_NAME, self._hang_timeout)
+
+    def check_greeting(self, peer: Peer[ConnectRequest, ConnectResponse], message: ConnectResponse) -> None:
+        if self.model and message.model not in ("", self.model):
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, f"it serves {message.model} now, not {self.model}")
 
     def generate(
         self,

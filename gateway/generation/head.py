@@ -1,13 +1,14 @@
 """The head of an answer."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fastapi import Request
 from msgspec import UNSET, UnsetType
 
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.style import STYLE, AnswerStyle
 from pagewire.gateway.generation.timing import RequestMetrics, Timing
 from pagewire.gateway.schema.sglang import SglangParameters
@@ -38,17 +39,15 @@ class NamedBody(Protocol):
 
 async def head_of(request: Request, body: NamedBody, prefix: str) -> Head:
     """Returns the head of an answer. prefix: of its id, as "chatcmpl". Raises grpc.aio.AioRpcError or ApiError."""
-    context = request_context(request.scope)
+    context, lines, style = request_context(request.scope), LINES.of(request), STYLE.of(request)
     if body.request_id is not None and "x-request-id" not in request.headers:
         context.request_id = body.request_id
     if isinstance(body, SglangParameters):
-        await body.check_model(TOKENIZER.of(request).list_models)
-    model = body.model or await TOKENIZER.of(request).default_model()
-    style = STYLE.of(request)
+        await body.check_model(partial(lines.list_models, body.model or ""))
     return Head(
         id=f"{prefix}-{context.request_id}",
         created=context.created,
-        model=model,
+        model=await lines.name_of(body.model),
         style=style,
-        timing=Timing(TOKENIZER.of(request)) if style.has_metrics else None,
+        timing=Timing(await lines.client(body.model)) if style.has_metrics else None,
     )

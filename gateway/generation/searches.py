@@ -13,6 +13,7 @@ import grpc
 
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reply import PendingChoice, Reply
+from pagewire.gateway.core.request_context import receiving
 from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.telemetry.trace import NO_TRACE, Trace
 from pagewire.v1.common_pb2 import RequestContext
@@ -62,6 +63,7 @@ class Searches:
 
     async def _run(self, reply: Reply, choices: Sequence[PendingChoice]) -> None:
         request = choices[0].request
+        receiving.set(None)  # the response watches its client
         trace = Trace.of(reply.context) if reply.context is not None else NO_TRACE
         try:
             responses = await self._tokenizer.call_to_its_end(self._outputs, request, trace)

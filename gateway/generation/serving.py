@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import grpc
 from starlette.responses import Response
@@ -12,7 +13,8 @@ from pagewire.gateway.core.answering import GENERATIONS
 from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.field_names import rename
-from pagewire.gateway.core.reply import Line, PendingChoice
+from pagewire.gateway.core.outputs import ChoiceOutputs
+from pagewire.gateway.core.reply import PendingChoice
 from pagewire.gateway.core.request_context import (
     CLIENT_GONE,
     HANG_UP,
@@ -21,10 +23,10 @@ from pagewire.gateway.core.request_context import (
     request_context,
     time_left,
 )
-from pagewire.gateway.core.shutdown import SHUTDOWN, GracefulShutdown
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.core.shutdown import SHUTDOWN
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.answer import Answer, fingerprint, finish_reason
+from pagewire.gateway.generation.lines import LINES, Lines
 from pagewire.gateway.generation.resumable import Outputs, Resumable
 from pagewire.gateway.generation.timing import Timing
 from pagewire.gateway.generation.usage import UsageTotal
@@ -58,7 +60,6 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        link: Line,
         requests: Sequence[GenerateRequest],
         answer: Answer,
         *,
@@ -78,7 +79,6 @@ class GenerationResponse(Response):
             timing: is measured before the answer ends.
         """
         super().__init__()
-        self._link = link
         self._requests = requests
         self._answer = answer
         self._streaming = stream
@@ -106,7 +106,7 @@ class GenerationResponse(Response):
         try:
             rpc_context = common_pb2.RequestContext(is_batch=IN_PROCESS in scope)
             tenants.attach(tenants.present.get(), span.trace.attach_to(rpc_context))
-            await self._serve(context, rpc_context, receive, send, SHUTDOWN.in_scope(scope))
+            await self._serve(scope, rpc_context, receive, send)
         except ClientGone:
             self._failure = "client gone"
             metrics.CLIENTS_GONE.inc()
@@ -127,25 +127,20 @@ class GenerationResponse(Response):
             generations.end(answering)
             self._record(span, scope, context, status or context.status)
 
-    async def _serve(
-        self,
-        context: RequestContext,
-        rpc_context: common_pb2.RequestContext,
-        receive: Receive,
-        send: Send,
-        shutdown: GracefulShutdown,
-    ) -> None:
+    async def _serve(self, scope: Scope, upstream: common_pb2.RequestContext, receive: Receive, send: Send) -> None:
+        context, lines = request_context(scope), LINES.in_scope(scope)
+        await lines.client(self._requests[0].model)  # raises if there is none
         try:
-            reply = self._begin(rpc_context)
+            reply = self._begin(lines, upstream)
         except RpcError as error:
             raise from_rpc(error) from error
         self._usage = UsageTotal(reply.choices, self._choices_per_prompt, counts_output=self._counts_output)
         watch = asyncio.create_task(_watch(receive, reply))
-        give_up = _give_up_later(reply)
+        give_up = _give_up_later(reply, partial(lines.waits, self._requests[0].model))
         try:
             if self._streaming:
                 # In a separate task, so that a token does not wake the layers that wait for the end of the response.
-                await asyncio.create_task(self._stream(reply, context, send, shutdown))
+                await asyncio.create_task(self._stream(reply, context, send, scope))
             else:
                 await self._whole(reply, context, send)
         except RpcError as error:
@@ -158,13 +153,13 @@ class GenerationResponse(Response):
         if self._failure is None:
             metrics.E2E_LATENCY.labels(self._answer.operation).observe(context.elapsed)
 
-    def _begin(self, context: common_pb2.RequestContext) -> Outputs:
+    def _begin(self, lines: Lines, context: common_pb2.RequestContext) -> Outputs:
         """Starts the generation. context: is sent with the requests. Raises RpcError UNAVAILABLE."""
         if (left := time_left()) is not None:
             context.timeout.CopyFrom(error_details.duration(left))
         if self._kept is not None:
-            return self._kept.generate(self._link, self._requests, context)
-        return self._link.generate(self._requests, streaming=self._streaming, context=context)
+            return self._kept.generate(lines, self._requests, context)
+        return lines.generate(self._requests, streaming=self._streaming, context=context)
 
     async def _whole(self, reply: Outputs, context: RequestContext, send: Send) -> None:
         outputs = [output for _, output in sorted(await reply.whole(), key=lambda item: item[0])]
@@ -176,11 +171,15 @@ class GenerationResponse(Response):
             await self._ended()
         await send_whole(send, content, _weights_header(reply.choices))
 
-    async def _stream(self, reply: Outputs, context: RequestContext, send: Send, shutdown: GracefulShutdown) -> None:
+    async def _stream(self, reply: Outputs, context: RequestContext, send: Send, scope: Scope) -> None:
         """Sends the head with the first output: until then, an error can have its own status."""
         answer, usage, started = self._answer, self._usage, False
+        lines, model = LINES.in_scope(scope), self._requests[0].model
         try:
-            while outputs := await reply.next():
+            coming: Awaitable[ChoiceOutputs] = reply.next()
+            if self.stream_headers is EVENT_STREAM_HEADERS and lines.waits(model):
+                coming = lines.first_outputs(coming, model, context, send)
+            while outputs := await coming:
                 events: list[bytes] = []
                 if not started:
                     answer.start(events, reply.choices, usage)
@@ -193,12 +192,14 @@ class GenerationResponse(Response):
                     self._first_chunk = context.elapsed
                     metrics.TIME_TO_FIRST_TOKEN.labels(answer.operation).observe(self._first_chunk)
                     headers = [*self.stream_headers, *_weights_header(reply.choices)]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    if not context.status:
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
                     send = context.send  # the middleware needs only the head
                 if self._kept is not None:
                     events = self._kept.event_ids.added(events)
                 if events:
                     await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+                coming = reply.next()
             last: list[bytes] = []
             if self._timing is not None:
                 await self._timing.measure(context.request_id, len(self._requests))
@@ -211,7 +212,7 @@ class GenerationResponse(Response):
             api_error = from_rpc(error) if isinstance(error, RpcError) else error
             if not context.status:
                 raise api_error from error
-            if self._kept is not None and shutdown.over:
+            if self._kept is not None and SHUTDOWN.in_scope(scope).over:
                 raise _Interrupted from None
             rename(api_error, context.names)
             self._failure, self._failed_status = api_error.message, api_error.status
@@ -224,7 +225,7 @@ class GenerationResponse(Response):
         operation, usage = self._answer.operation, self._usage
         outcome = self._failed_status or status
         request_model = self._requests[0].model
-        served = TOKENIZER.in_scope(scope).served_name(request_model, answered=outcome == OK)
+        served = LINES.in_scope(scope).served_name(request_model, answered=outcome == OK)
         tokens = {"input": usage.prompt_tokens, "output": usage.completion_tokens} if self._failure is None else {}
         genai.observe(span, operation, (request_model if served else "", served), context.elapsed, outcome, tokens)
         if not span.is_recorded:
@@ -257,12 +258,16 @@ async def _watch(receive: Receive, reply: Outputs) -> None:
     reply.fail(ClientGone())
 
 
-def _give_up_later(reply: Outputs) -> asyncio.TimerHandle | None:
+def _give_up_later(reply: Outputs, waits: Callable[[], str]) -> asyncio.TimerHandle | None:
     """Ends the reply if the scheduler does not report in time that its deadline has passed."""
     if (left := time_left()) is None:
         return None
-    error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request timed out, and the services did not answer")
-    return asyncio.get_running_loop().call_later(left + _GRACE_S, reply.fail, error)
+
+    def give_up() -> None:
+        why = f"{reason} took too long" if (reason := waits()) else "the services did not answer"
+        reply.fail(RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, f"the request timed out: {why}"))
+
+    return asyncio.get_running_loop().call_later(left + _GRACE_S, give_up)
 
 
 def _label(requests: Sequence[GenerateRequest], request_id: str) -> None:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reply import Line
 from pagewire.gateway.core.request_context import request_context
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.kept.event_ids import EventIds, parse_event_id
 from pagewire.gateway.kept.generation import KeptGeneration
 from pagewire.gateway.kept.reply import KeptReply
@@ -46,6 +47,7 @@ class About(msgspec.Struct):
     request_id: str
     created: int  # Unix time, seconds
     seed: int  # used if the body has none
+    model: str = ""  # the same
 
 
 class Keeper:
@@ -67,7 +69,7 @@ class Keeper:
     async def open(self, request: Request, body: GenerationParameters) -> "Kept | None":
         """Returns the generation that a request asks to keep or to continue; None if it does not ask.
 
-        The request gets the id, the time and the seed of the first attempt.
+        The request gets the id, the time, the seed and the model of the first attempt.
 
         Raises ApiError: 400, 404 if the generation is gone, 422 if it belongs to another request.
         """
@@ -82,7 +84,8 @@ class Keeper:
         if last_event is not None:
             id, last = _position(last_event, None if key is None else id)
         fingerprint = await _fingerprint(request)
-        about = About(fingerprint, tenant, context.request_id, context.created, secrets.randbits(63))
+        seed, model = secrets.randbits(63), await LINES.of(request).name_of(body.model)
+        about = About(fingerprint, tenant, context.request_id, context.created, seed, model)
         begun: bytes | None
         if last_event is None:
             begun = await self._log.begin(id, msgspec.msgpack.encode(about))
@@ -100,6 +103,7 @@ class Keeper:
         context.request_id, context.created = first.request_id, first.created
         if body.seed is None:
             body.seed = first.seed
+        body.model = body.model or first.model or None
         return Kept(self, id, EventIds(id, last), 0.0 if body.stream else WHOLE_PACE_S)
 
     def reply(

@@ -7,7 +7,7 @@ from pagewire.gateway.chat.translate import chat_requests
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.messages.answer import MessagesAnswer
@@ -36,12 +36,11 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
         one.clamp_max_tokens = True  # as in Anthropic's API, the answer says so (model_context_window_exceeded)
     answer = MessagesAnswer(
         request_context(request.scope).request_id,
-        body.model or await TOKENIZER.of(request).default_model(),
+        await LINES.of(request).name_of(chat.model),
         max_tokens=body.max_tokens,
         show_thinking=getattr(body.thinking, "display", None) != "omitted",
     )
     return GenerationResponse(
-        TOKENIZER.of(request).link,
         requests,
         answer,
         stream=bool(body.stream),
@@ -52,6 +51,6 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_message_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """Counts the tokens of the prompt of such a request."""
-    tokenizer = TOKENIZER.of(request)
+    tokenizer = await LINES.of(request).client(body.model)
     answer = await tokenizer.call(tokenizer.inference.Tokenize, tokenize_request(body))
     return TokenCount(input_tokens=len(answer.token_ids))

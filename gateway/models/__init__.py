@@ -1,1 +1,1 @@
-"""The served models, and text as their tokens."""
+"""The served models, their lines, and text as their tokens."""

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from msgspec import UNSET, UnsetType
 from pydantic import Field
 
 from pagewire.gateway.core.body import Body
@@ -35,15 +36,23 @@ class DetokenizeRequest(Parameters):
 # Answers.
 
 
+Capability = Literal["chat", "completions", "embeddings", "score", "rerank", "classify", "images", "tools", "reasoning"]
+
+
 class Model(Body, kw_only=True):
+    """A name that requests may give. A request for a model that is `asleep` or `absent` wakes or loads it."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["pagewire"] = "pagewire"
-    root: str  # of an adapter: its path
+    root: str  # of an adapter: its path; of an alias: the model that it stands for
     parent: str | None = None  # of an adapter: the model that it adapts
     max_model_len: int | None
-    state: Literal["awake", "asleep"] = "awake"  # asleep: requests wait until it is woken, or wake it
+    state: Literal["ready", "asleep", "loading", "absent"]
+    capabilities: list[Capability]  # empty: not known before it is loaded
+    size: int | None  # of its files, bytes
+    problem: str | UnsetType = UNSET  # why it could not be loaded
     default_sampling_params: dict[str, float]  # of requests that name none; those that are missing are OpenAI's
     default_sampling_source: str  # where they come from, in words; "" if they are all OpenAI's
 

@@ -3,16 +3,13 @@
 from typing import Any
 
 from fastapi import APIRouter, Request
-from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import ErrorResponse
 from pagewire.gateway.core.encoding import json_response
-from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.messages.bodies.answers import MessagesError, ModelInfo, ModelPage
 from pagewire.gateway.messages.errors import MESSAGES
 from pagewire.gateway.messages.models import model_info, model_page
@@ -24,9 +21,10 @@ from pagewire.gateway.models.bodies import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from pagewire.gateway.models.entries import entry
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.models.translate import tokenize_requests
 from pagewire.v1 import inference_pb2
-from pagewire.wire.model_names import not_served
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -39,11 +37,12 @@ _ERRORS = (ErrorResponse, MessagesError)
     responses=openapi.responses_by_client((ModelList, ModelPage), _ERRORS),
 )
 async def list_models(request: Request) -> Response:
-    """Lists the served models; with the header `anthropic-version` in Anthropic's form."""
-    models = await TOKENIZER.of(request).list_models()
+    """Lists the served models, those of the default one first; with the header `anthropic-version` in Anthropic's
+    form."""
+    served = await MODELS.of(request).list_all()
     if request_context(request.scope).dialect is MESSAGES:
-        return json_response(model_page(models))
-    return json_response(ModelList(data=[_model(model) for model in models]))
+        return json_response(model_page([one.model for one in served]))
+    return json_response(ModelList(data=[entry(one) for one in served]))
 
 
 @router.get(
@@ -53,35 +52,16 @@ async def list_models(request: Request) -> Response:
 )
 async def retrieve_model(request: Request, model: str) -> Response:
     """Describes one served model."""
-    models = await TOKENIZER.of(request).list_models()
-    by_name = {one.id: one for one in models}
-    base, _, adapter = model.partition(":")
-    if base in by_name and not by_name[base].parent and adapter in by_name and by_name[adapter].parent:
-        model = adapter
-    if (served := by_name.get(model)) is None:
-        raise ApiError(404, not_served(model, by_name), param="model", code="model_not_found")
+    served = await MODELS.of(request).named(model)
     for_anthropic = request_context(request.scope).dialect is MESSAGES
-    return json_response(model_info(served) if for_anthropic else _model(served))
-
-
-def _model(model: inference_pb2.Model) -> Model:
-    return Model(
-        id=model.id,
-        created=model.create_time.seconds,
-        root=model.root,
-        parent=model.parent or None,
-        max_model_len=model.max_model_len or None,
-        state="asleep" if model.sleep_level else "awake",
-        default_sampling_params=MessageToDict(model.default_sampling_params, preserving_proto_field_name=True),
-        default_sampling_source=model.default_sampling_source,
-    )
+    return json_response(model_info(served.model) if for_anthropic else entry(served))
 
 
 @router.post("/tokenize", tags=["tokens"])
 @router.post("/v1/tokenize", tags=["tokens"])
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """Encodes text or messages as the token ids of a completion's prompt."""
-    tokenizer = TOKENIZER.of(request)
+    tokenizer = await MODELS.of(request).client(body.model)
     answers = [await tokenizer.call(tokenizer.inference.Tokenize, one) for one in tokenize_requests(body)]
     counts = [len(answer.token_ids) for answer in answers]
     tokens: Any = [list(answer.token_ids) for answer in answers]
@@ -99,7 +79,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
 @router.post("/v1/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
     """Decodes token ids to text."""
-    tokenizer = TOKENIZER.of(request)
+    tokenizer = await MODELS.of(request).client(body.model)
     is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
     lists: Any = body.tokens if is_list else [body.tokens]
     texts = []

@@ -8,7 +8,9 @@ from msgspec import UNSET
 from pagewire import __version__
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.json_route import JsonRoute
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.gateway.models.every_service import call_each
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.bodies import (
     AbortBody,
     Aborted,
@@ -38,39 +40,41 @@ _TEXT = "Hi"
 @router.post("/abort_request")
 async def abort_requests(request: Request, body: AbortBody) -> Aborted:
     """Aborts generations of any gateway: those of the tenant; with an admin key or without tenants, all."""
-    tokenizer = TOKENIZER.of(request)
     ids = [name for given in body.ids for name in (given, _PREFIX.sub("", given, count=1))]
     upstream = inference_pb2.AbortRequestsRequest(request_ids=ids, all=bool(body.abort_all))
     metadata = tenants.metadata() if tenants.caller_scope() is not None else []
-    answers = await tokenizer.call_each(lambda stub: stub.AbortRequests, upstream, metadata)
-    return Aborted(status="aborted", aborted=sum(answer.num_aborted for answer in answers))
+
+    async def abort(tokenizer: TokenizerClient) -> int:
+        answers = await call_each(tokenizer, lambda stub: stub.AbortRequests, upstream, metadata)
+        return sum(answer.num_aborted for answer in answers)
+
+    return Aborted(status="aborted", aborted=await MODELS.of(request).sum_of(abort))
 
 
 @router.get("/load")
 async def load(request: Request) -> ServerLoad:
-    return ServerLoad(server_load=await _num_requests(TOKENIZER.of(request)))
+    return ServerLoad(server_load=await MODELS.of(request).sum_of(_num_requests))
 
 
 @router.get("/server_info")
 @router.get("/get_server_info", include_in_schema=False)
 async def server_info(request: Request) -> ServerInfo:
-    tokenizer = TOKENIZER.of(request)
-    models = await tokenizer.list_models()
+    models = MODELS.of(request)
+    served = [one.model for one in await models.list_all()]
     return ServerInfo(
         version=__version__,
-        model_path=models[0].root,
-        served_model_names=[model.id for model in models],
-        is_generation=_generates(models[0]),
-        max_model_len=models[0].max_model_len or None,
-        num_requests=await _num_requests(tokenizer),
+        model_path=served[0].root,
+        served_model_names=[model.id for model in served],
+        is_generation=_generates(served[0]),
+        max_model_len=served[0].max_model_len or None,
+        num_requests=await models.sum_of(_num_requests),
     )
 
 
 @router.get("/model_info")
 @router.get("/get_model_info", include_in_schema=False)
 async def model_info(request: Request) -> ServedModel:
-    tokenizer = TOKENIZER.of(request)
-    model = (await tokenizer.list_models())[0]
+    model = (await MODELS.of(request).list_all())[0].model
     replicas = (await STATUS.of(request).status(FRESH_S)).replicas
     return ServedModel(
         weight_version=next((one.weights_version for one in replicas if one.weights_version), "default"),
@@ -85,7 +89,7 @@ async def model_info(request: Request) -> ServedModel:
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> TokenizerInfo:
     """Returns the chat template and special tokens; only with `--enable-tokenizer-info-endpoint`."""
-    tokenizer = TOKENIZER.of(request)
+    tokenizer = await MODELS.of(request).client(None)
     info = await tokenizer.call(tokenizer.inference.GetTokenizerInfo, inference_pb2.GetTokenizerInfoRequest())
     return TokenizerInfo(
         chat_template=info.chat_template if info.HasField("chat_template") else UNSET,
@@ -99,9 +103,9 @@ async def tokenizer_info(request: Request) -> TokenizerInfo:
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Health:
     """Generates a token or a vector, and reports whether that works. It waits in the queue like any request."""
-    tokenizer = TOKENIZER.of(request)
     if reason := await READINESS.of(request).why_not():
         raise ApiError(503, reason)
+    tokenizer = await MODELS.of(request).client(None)
     await _compute(tokenizer, (await tokenizer.list_models())[0].kind)
     return Health(status="ok")
 
@@ -120,7 +124,7 @@ async def _compute(tokenizer: TokenizerClient, kind: common_pb2.ModelKind) -> No
 
 
 async def _num_requests(tokenizer: TokenizerClient) -> int:
-    counted = await tokenizer.call_each(lambda stub: stub.CountRequests, inference_pb2.CountRequestsRequest())
+    counted = await call_each(tokenizer, lambda stub: stub.CountRequests, inference_pb2.CountRequestsRequest())
     return sum(one.num_requests for one in counted)
 
 

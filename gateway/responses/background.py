@@ -18,9 +18,10 @@ from pagewire.gateway.core.app_state import AppState
 from pagewire.gateway.core.encoding import encode
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.shutdown import GracefulShutdown
-from pagewire.gateway.core.tokenizer_link import TokenizerLink
+from pagewire.gateway.generation.lines import Lines
 from pagewire.gateway.kept.entries import by_choice
 from pagewire.gateway.kept.writing import Source, written
+from pagewire.gateway.models.comments import COMMENT_S, comment_of
 from pagewire.gateway.responses.answer import response_usage
 from pagewire.gateway.responses.bodies.answers import ModelResponse
 from pagewire.gateway.responses.stored import Responses, Stored, has_ended, response_of, status_of
@@ -48,8 +49,8 @@ CANCEL_TIMEOUT_S = 5.0
 class Background:
     """Generates the background responses that one gateway process claims, whichever process created them."""
 
-    def __init__(self, link: TokenizerLink, responses: Responses, jobs: Jobs) -> None:
-        self._link = link
+    def __init__(self, lines: Lines, responses: Responses, jobs: Jobs) -> None:
+        self._lines = lines
         self._responses = responses
         self._jobs = jobs
         self._log = jobs.log
@@ -120,6 +121,7 @@ class Background:
 
     async def _events(self, id: str, writer: ResponseWriter, shutdown: GracefulShutdown) -> AsyncIterator[bytes]:
         out: list[bytes] = []
+        since, model = time.monotonic(), writer.response.model
         writer.stream.out = out
         writer.start()
         number = 0
@@ -142,8 +144,13 @@ class Background:
                 out.clear()
             if ended:
                 return
-            if not outputs:
-                await asyncio.sleep(WRITE_S)
+            if outputs:
+                since = time.monotonic()
+                continue
+            if time.monotonic() - since > COMMENT_S and (reason := self._lines.waits(model)):
+                since = time.monotonic()
+                yield comment_of(reason)
+            await asyncio.sleep(WRITE_S)
 
     async def _work(self, lease: Lease) -> None:
         try:
@@ -214,9 +221,11 @@ class Background:
         if _last(_outputs(tail.values)) is not None:
             return
 
+        await self._lines.client(request.model)  # raises if there is none
+
         def start(earlier: Sequence[Sequence[GenerateResponse]]) -> Source:
             context = tenants.attach(stored.tenant, RequestContext())
-            return self._link.generate([request], streaming=True, context=context, earlier=earlier)
+            return self._lines.generate([request], streaming=True, context=context, earlier=earlier)
 
         # The job ends only once the response is stored with its end.
         entries = written(self._jobs, lease, tail.values, start, num_choices=1, pace_s=WRITE_S, ends_job=False)

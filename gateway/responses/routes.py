@@ -12,8 +12,8 @@ from pagewire.gateway.core.encoding import EVENT_STREAM_HEADERS, json_response
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
 from pagewire.gateway.core.shutdown import SHUTDOWN
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.generation.head import head_of
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.resumable import KEEPER
 from pagewire.gateway.generation.serving import GenerationResponse
 from pagewire.gateway.generation.shortening import count_tokens, shortened
@@ -56,6 +56,7 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
         return _told(stored)
     if body.background:
         if stored is None:
+            generate.model = head.model  # also after a restart with another default model
             await BACKGROUND.of(request).add(response, input, generate)
         return await _events(request, head.id, 0) if body.stream else json_response(response)
     answer = ResponseAnswer(ResponseWriter(response, logprobs=generate.sampling_params.HasField("logprobs")))
@@ -64,7 +65,6 @@ async def create_response(request: Request, body: CreateResponse) -> Response:
         await responses.save(head.id, stored_response(answer.response, input))
 
     return GenerationResponse(
-        TOKENIZER.of(request).link,
         [generate],
         answer,
         stream=bool(body.stream),
@@ -78,7 +78,8 @@ async def count_input_tokens(request: Request, body: CreateResponse) -> InputTok
     """Counts the tokens that the prompt of a response would have, without its images."""
     request_context(request.scope).names = names_of(body)
     _, generate = await _read(request, body)
-    return InputTokens(input_tokens=(await count_tokens(TOKENIZER.of(request), generate))[0])
+    tokenizer = await LINES.of(request).client(body.model)
+    return InputTokens(input_tokens=(await count_tokens(tokenizer, generate))[0])
 
 
 async def _read(request: Request, body: CreateResponse) -> tuple[list[AnyItem], GenerateRequest]:
@@ -92,7 +93,7 @@ async def _read(request: Request, body: CreateResponse) -> tuple[list[AnyItem], 
         return generate_request(body, messages_of(body.instructions, items))
 
     if body.truncation == "auto":
-        return own, await shortened(TOKENIZER.of(request), items, request_of, _role_of)
+        return own, await shortened(await LINES.of(request).client(body.model), items, request_of, _role_of)
     return own, request_of(items)
 
 

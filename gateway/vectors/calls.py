@@ -12,9 +12,10 @@ from starlette.requests import ClientDisconnect
 from pagewire.gateway.core import metrics
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.request_context import CLIENT_GONE, request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.generation import genai
 from pagewire.gateway.generation.head import Head, NamedBody, head_of
+from pagewire.gateway.generation.lines import LINES
 from pagewire.gateway.generation.serving import OK
 from pagewire.gateway.vectors.translate import names_of
 from pagewire.telemetry import semconv
@@ -36,10 +37,10 @@ Named = TypeVar("Named", bound=NamedBody)
 class VectorCall:
     """The calls of one HTTP request."""
 
-    def __init__(self, request: Request, operation: str, head: Head) -> None:
+    def __init__(self, request: Request, tokenizer: TokenizerClient, operation: str, head: Head) -> None:
         """operation: the name in metrics and spans. head: of the answer."""
         scope = request.scope
-        self.tokenizer = TOKENIZER.of(request)
+        self.tokenizer = tokenizer
         self.operation = operation
         self.prompt_tokens = 0
         self._name = f"{scope['method']} {scope['path']}"
@@ -82,7 +83,7 @@ class VectorCall:
         self._context.note = f" prompt={self.prompt_tokens}" + ("" if failure is None else f": {failure}")
         if failure is None:
             metrics.E2E_LATENCY.labels(self.operation).observe(self._context.elapsed)
-        model = self.tokenizer.served_name(self._head.model, answered=status == OK)
+        model = LINES.in_scope(self._scope).served_name(self._head.model, answered=status == OK)
         tokens = {"input": self.prompt_tokens} if failure is None else {}
         genai.observe(self._span, self.operation, (model, model), self._context.elapsed, status, tokens)
         attributes = genai.http_attributes(self._scope, status) | {
@@ -109,7 +110,7 @@ async def serve(
     """
     request_context(request.scope).names = names_of(body)
     head = await head_of(request, body, prefix)
-    call = VectorCall(request, operation, head)
+    call = VectorCall(request, await LINES.of(request).client(body.model), operation, head)
     status, failure = 200, None
     try:
         return await _until_gone(request, compute(call, body, head))

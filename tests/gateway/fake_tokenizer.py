@@ -20,7 +20,7 @@ from pagewire.v1 import (
 from pagewire.v1.inference_link_pb2 import ConnectResponse, GenerateSubmission, NumberedResponse
 from pagewire.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenLogprob
 from pagewire.wire import rpc, tenants
-from pagewire.wire.model_names import names_of, not_served
+from pagewire.wire.model_names import names_of, not_served, unservable
 from pagewire.wire.rpc import RpcError
 
 VectorsRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest | inference_pb2.ScoreRequest
@@ -203,6 +203,7 @@ class FakeTokenizer(
         self.weights_problem: RpcError | None = None
         self.adapters: dict[str, common_pb2.Adapter] = {}
         self.adapter_calls: list[object] = []
+        self.broken_adapters: dict[str, str] = {}  # name -> why it cannot be read
         self.adapter_problem: RpcError | None = None
         self.num_resets = 0
         self.reset_problem: RpcError | None = None
@@ -247,7 +248,7 @@ class FakeTokenizer(
         live: dict[int, Live | Scripted] = {}
         errors: dict[int, RpcError] = {}
         self.live = live
-        yield ConnectResponse()
+        yield ConnectResponse(model=self.models[0])
         reader = asyncio.create_task(self._read(request_iterator, live, errors))
         try:
             while True:
@@ -305,6 +306,8 @@ class FakeTokenizer(
         return live
 
     def _check_model(self, model: str) -> None:
+        if model in self.broken_adapters:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, unservable(model, self.broken_adapters[model]))
         if model and model not in names_of(self.models, list(self.adapters)):
             raise RpcError(grpc.StatusCode.NOT_FOUND, not_served(model, self.models))
 

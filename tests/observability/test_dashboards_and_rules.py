@@ -31,7 +31,7 @@ promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="needs promto
 @pytest.fixture(scope="module")
 def exported() -> set[str]:
     suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
-    exposition = expose(fresh_expositions(), "", "m", with_vllm_names=False).content.decode()
+    exposition = expose([("m", fresh_expositions())], "", with_vllm_names=False).content.decode()
     return {
         f"{family.name}{suffix}"
         for family in text_string_to_metric_families(exposition)

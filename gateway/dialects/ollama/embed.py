@@ -6,11 +6,12 @@ from typing import Any
 from fastapi import Request
 
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.dialects.ollama.answers import OllamaEmbeddingsResponse, OllamaEmbedResponse
+from pagewire.gateway.dialects.ollama.keep_alive import kept_alive, load_or_unload
 from pagewire.gateway.dialects.ollama.models import find_model
 from pagewire.gateway.dialects.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from pagewire.gateway.generation.head import Head
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.vectors.answer import encoded_items
 from pagewire.gateway.vectors.bodies.requests import EmbeddingRequest
 from pagewire.gateway.vectors.calls import VectorCall, serve
@@ -19,8 +20,10 @@ from pagewire.v1 import inference_pb2
 
 
 async def embed(request: Request, body: OllamaEmbedRequest) -> OllamaEmbedResponse:
-    model = await find_model(TOKENIZER.of(request), body.model)
-    if not body.input:  # only loads the model
+    models, served = MODELS.of(request), await find_model(MODELS.of(request), body.model)
+    model = served.model
+    if not body.input:
+        await load_or_unload(models, served.line, body.keep_alive)
         return OllamaEmbedResponse(model=body.model, embeddings=[])
     wanted = EmbeddingRequest(
         model=model.id,
@@ -28,7 +31,10 @@ async def embed(request: Request, body: OllamaEmbedRequest) -> OllamaEmbedRespon
         dimensions=body.dimensions or None,
         truncate_prompt_tokens=None if body.truncate is False else _most(body, model),
     )
+    rest = kept_alive(models, served.line, body.keep_alive)
     vectors, num_tokens = await serve(request, "embed", "embd", wanted, _vectors)
+    if rest is not None:
+        await rest()
     elapsed = int(request_context(request.scope).elapsed * 1e9)
     return OllamaEmbedResponse(
         model=body.model, embeddings=vectors, total_duration=elapsed, load_duration=0, prompt_eval_count=num_tokens
@@ -36,8 +42,10 @@ async def embed(request: Request, body: OllamaEmbedRequest) -> OllamaEmbedRespon
 
 
 async def embed_one(request: Request, body: OllamaEmbeddingsRequest) -> OllamaEmbeddingsResponse:
-    model = await find_model(TOKENIZER.of(request), body.model)
+    models, served = MODELS.of(request), await find_model(MODELS.of(request), body.model)
+    model = served.model
     if not body.prompt:
+        await load_or_unload(models, served.line, body.keep_alive)
         return OllamaEmbeddingsResponse([])
     wanted = EmbeddingRequest(model=model.id, input=body.prompt, truncate_prompt_tokens=_most(body, model))
 
@@ -45,7 +53,10 @@ async def embed_one(request: Request, body: OllamaEmbeddingsRequest) -> OllamaEm
         request_context(request.scope).names = {"inputs[0]": "prompt", "inputs": "prompt", "input": "prompt"}
         return await _vectors(call, body, head)
 
+    rest = kept_alive(models, served.line, body.keep_alive)
     vectors, _ = await serve(request, "embed", "embd", wanted, compute)
+    if rest is not None:
+        await rest()
     return OllamaEmbeddingsResponse(vectors[0])
 
 

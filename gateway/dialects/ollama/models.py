@@ -15,8 +15,10 @@ from pagewire.gateway.dialects.ollama.answers import (
     OllamaProcess,
     OllamaShown,
 )
+from pagewire.gateway.models.models import Models, Named
 from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GetTokenizerInfoRequest, Model
+from pagewire.v1.lines_pb2 import Line
 from pagewire.wire.model_names import not_served
 
 LATEST = ":latest"
@@ -29,12 +31,21 @@ _PARAMETERS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalt
 Capability = Literal["completion", "tools", "vision", "thinking", "insert", "embedding"]
 
 
-async def find_model(tokenizer: TokenizerClient, name: str) -> Model:
-    """Returns the served model that a client names. Raises ApiError 404, or what TokenizerClient.call() does."""
-    models = {model.id: model for model in await tokenizer.list_models()}
-    found = models.get(name) or models.get(name.removesuffix(LATEST))
+async def find_model(models: Models, name: str, *, loaded: bool = True) -> Named:
+    """Returns the served model that a client names. Raises ApiError 404, or what Models.list_all() does.
+
+    loaded: whether all is needed that is known once it was loaded.
+    """
+    names = (name, name.removesuffix(LATEST))
+    served = {one.model.id: one for one in await models.list_named(names)}
+    found = served.get(names[0]) or served.get(names[1])
+    if found is None and models.takes_all is not None:
+        found = next(one for one in served.values() if one.line is models.takes_all)
     if found is None:
-        raise ApiError(404, not_served(name, models), param="model", code="model_not_found")
+        raise ApiError(404, not_served(name, served), param="model", code="model_not_found")
+    if loaded and found.line.told is not None and not found.line.listing:
+        await found.line.reach(computes=False)
+        return await find_model(models, name, loaded=False)
     return found
 
 
@@ -55,21 +66,24 @@ def listed(model: Model) -> OllamaModel:
     )
 
 
-def loaded(model: Model) -> OllamaProcess:
+def loaded(served: Named) -> OllamaProcess:
+    model, told = served.model, served.line.told or Line()
     name = tagged(model.id)
+    until = told.rest_time.ToDatetime(UTC).isoformat().replace("+00:00", "Z")
     return OllamaProcess(
         name=name,
         model=name,
-        size=model.files.size_bytes,
+        size=told.memory_bytes or model.files.size_bytes,
         digest=model.files.digest,
         details=_details(model),
-        expires_at=FOR_EVER,
+        expires_at=until if told.HasField("rest_time") else FOR_EVER,
         context_length=model.max_model_len,
     )
 
 
-async def shown(tokenizer: TokenizerClient, model: Model) -> OllamaShown:
-    template = await _template(tokenizer)
+async def shown(served: Named) -> OllamaShown:
+    model, is_loaded = served.model, served.line.state in ("ready", "asleep")
+    template = await _template(served.line.client) if is_loaded else ""
     parameters = MessageToDict(model.default_sampling_params, preserving_proto_field_name=True)
     return OllamaShown(
         license="",

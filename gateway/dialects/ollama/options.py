@@ -40,8 +40,8 @@ def _checked(keep_alive: float | str | None) -> float | str | None:
 
 KeepAlive = Annotated[float | str, Field(union_mode="left_to_right"), AfterValidator(_checked)]
 KEEP_ALIVE = (
-    "The time for which an idle model stays loaded: seconds, or a duration such as `5m`; below 0: for ever. Without "
-    "effect: `--idle-timeout` of the server decides."
+    "The time for which an idle model stays loaded: seconds, or a duration such as `5m`; 0: until the answer, below 0: "
+    "for ever. Only with `pagewire serve`."
 )
 
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")

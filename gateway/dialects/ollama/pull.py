@@ -1,9 +1,11 @@
-"""Ollama's /api/pull: a model of the Hub or from PyPI is downloaded to this machine, with lines of progress."""
+"""Ollama's /api/pull: a model of the Hub or from PyPI is downloaded to this machine, with lines of progress, and served
+on demand where a stack can."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import grpc
 from msgspec import UNSET
 from starlette.responses import Response, StreamingResponse
 
@@ -12,23 +14,24 @@ from pagewire.files.hub import from_hub, hub_name
 from pagewire.files.model_files import weights_digest
 from pagewire.files.models import resolve_model
 from pagewire.files.wheel_models import WHEEL_MODELS
-from pagewire.gateway.core.encoding import json_response
+from pagewire.gateway.core.encoding import encode, json_response
 from pagewire.gateway.core.errors import ApiError
-from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.dialects.ollama.answer import NDJSON_HEADERS, line
 from pagewire.gateway.dialects.ollama.answers import OllamaProgress
 from pagewire.gateway.dialects.ollama.errors import OllamaError
 from pagewire.gateway.dialects.ollama.models import LATEST
 from pagewire.gateway.dialects.ollama.requests import OllamaPullRequest
+from pagewire.gateway.models.models import Models
+from pagewire.v1.lines_pb2 import PutLineRequest
 
 _PULSE_S = 0.25
 _DONE = ("verifying sha256 digest", "writing manifest", "success")
 
 
-async def pulled(tokenizer: TokenizerClient, body: OllamaPullRequest) -> Response:
+async def pulled(models: Models, body: OllamaPullRequest) -> Response:
     """Returns the answer to a request for a download, which goes on if its client disconnects. Raises ApiError."""
     name = body.model or ""
-    is_served = {name, name.removesuffix(LATEST)} & {model.id for model in await tokenizer.list_models()}
+    is_served = {name, name.removesuffix(LATEST)} & {one.model.id for one in await models.list_all()}
     wanted = name.removesuffix(LATEST) if name.removesuffix(LATEST) in WHEEL_MODELS else name
     # Only names: a path would tell what is on the server's disk.
     if not is_served and wanted not in WHEEL_MODELS and hub_name(wanted) is None:
@@ -36,7 +39,7 @@ async def pulled(tokenizer: TokenizerClient, body: OllamaPullRequest) -> Respons
         raise ApiError(
             404, f"pull model manifest: {name!r} is neither hf.co/ORG/REPO:QUANT nor one of {known}", param="model"
         )
-    download = _Download(wanted, is_served=bool(is_served))
+    download = _Download(wanted, models, is_served=bool(is_served))
     if body.stream is not False:
         headers = {key.decode(): value.decode() for key, value in NDJSON_HEADERS}
         return StreamingResponse(download.lines(), headers=headers)
@@ -50,8 +53,9 @@ async def pulled(tokenizer: TokenizerClient, body: OllamaPullRequest) -> Respons
 class _Download:
     """One download. The thread that works on it reports; the lines are written from the event loop."""
 
-    def __init__(self, name: str, *, is_served: bool) -> None:
+    def __init__(self, name: str, models: Models, *, is_served: bool) -> None:
         """is_served: its files are there."""
+        self._models = models
         self.problem = ""
         self._name = name
         self._is_served = is_served
@@ -69,6 +73,7 @@ class _Download:
                     reported = now
                     yield line(self._pulling(*now))
             digest = working.result()
+            await self._serve()
             if self.problem:
                 yield line(OllamaError(self.problem))
                 return
@@ -76,6 +81,17 @@ class _Download:
             yield line(self._pulling(done or total, total or done, digest))
         for status in _DONE:
             yield line(OllamaProgress(status=status))
+
+    async def _serve(self) -> None:
+        """Has the stack serve the model on demand."""
+        if self.problem or (stack := self._models.stack) is None:
+            return
+        settings = encode({"model": self._name}).decode()
+        try:
+            put = await stack.calls.PutLine(PutLineRequest(name=self._name, settings_json=settings))
+            await self._models.learned(put.line.name, exists=True)
+        except grpc.aio.AioRpcError as error:
+            self.problem = f"pull model: it is downloaded, and cannot be served: {error.details()}"
 
     def _pulling(self, done: int, total: int, digest: str = "") -> OllamaProgress:
         named = f"sha256:{digest}" if digest else self._name

@@ -110,7 +110,7 @@ class OllamaGenerating(Parameters):
 
     @property
     def unloads(self) -> bool:
-        """True if a request without a prompt asks to put the model away, which is answered and not done."""
+        """True if a request asks to put the model away."""
         return self.keep_alive is not None and idle_seconds(self.keep_alive) == 0
 
 

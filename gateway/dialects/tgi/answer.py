@@ -38,7 +38,7 @@ class TgiAnswer:
         self._has_details, self._num_top = bool(params.details), params.top_n_tokens or 0
         self._seed = seed if params.do_sample or params.seed is not None else None
         self._text = ""
-        self._index = 0  # of the latest token
+        self._index, self._logprob = 0, 0.0  # of the latest token
 
     def start(self, out: list[bytes], generations: Sequence[PendingChoice], usage: UsageTotal) -> None:
         """Writes nothing: the first token is the first event."""
@@ -56,8 +56,10 @@ class TgiAnswer:
         if output.logprobs:
             tokens = [_token(one) for one in output.logprobs]
         else:
-            ids = output.token_ids or (generation.token_ids[-1:] if output.text or output.finish_reason else ())
-            tokens = [TgiToken(id=id, text="", logprob=None, special=True) for id in ids or (0,)]
+            # Text that was held back, or an end: the latest token has both.
+            ids = output.token_ids or generation.token_ids[-1:] or (0,)
+            tokens = [TgiToken(id=id, text="", logprob=self._logprob, special=True) for id in ids]
+        self._logprob = tokens[-1].logprob
         if "".join(token.text for token in tokens) != output.text:  # a character of several tokens, or a stop string
             for token in tokens:
                 token.text = ""

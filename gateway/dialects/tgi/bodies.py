@@ -86,11 +86,11 @@ FinishReason = Literal["length", "eos_token", "stop_sequence", "abort"]
 
 
 class TgiToken(Body, kw_only=True):
-    """A token. `logprob` is null without `details`. `special`: it has no text."""
+    """A token. `special`: it has no text."""
 
     id: int
     text: str
-    logprob: float | None
+    logprob: float
     special: bool
 
 

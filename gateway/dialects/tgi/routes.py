@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from pagewire.gateway.core import openapi
 from pagewire.gateway.core.body import ErrorResponse
+from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.bounded import BoundedModel
 from pagewire.gateway.core.reading.json_route import JsonRoute
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
 from pagewire.gateway.dialects.sglang.bodies import NativeGenerateRequest, NativeOutput
 from pagewire.gateway.dialects.sglang.routes import generate as sglang_generate
 from pagewire.gateway.dialects.tgi.answer import TgiAnswer
@@ -47,11 +47,16 @@ class SharedRoute(JsonRoute):
         handle = super().get_route_handler()
 
         async def answered(request: Request) -> Response:
+            context = request_context(request.scope)
+            if request.url.path != _SHARED:
+                context.dialect = TGI
             try:
                 return await handle(request)
-            except RequestValidationError as error:
-                if _is_tgi(error.body):
-                    request_context(request.scope).dialect = TGI
+            except (RequestValidationError, ApiError, RecursionError, UnicodeEncodeError) as error:
+                body = error.body if isinstance(error, RequestValidationError) else None
+                # JSON that cannot be read may still say which kind it is.
+                if _is_tgi(body) or (body is None and b'"inputs"' in await request.body()):
+                    context.dialect = TGI
                 raise
 
         return answered
@@ -61,11 +66,12 @@ _ERRORS = openapi.error_responses(ErrorResponse, TgiError)
 router = APIRouter(route_class=SharedRoute, tags=["generation"], responses=_ERRORS)
 
 
+_SHARED = "/generate"
 _EVENTS = (TgiEvent, TgiError)
 
 
 @router.post(
-    "/generate",
+    _SHARED,
     responses=openapi.native_responses(
         NativeOutput, TgiOutput, events=(NativeOutput, ErrorResponse, *_EVENTS), done=True
     ),
@@ -102,4 +108,4 @@ async def _answer(request: Request, body: TgiGenerateRequest, *, stream: bool, i
     kept = await KEEPER.of(request).open(request, completion)
     upstream = request_of(body, completion)
     answer = TgiAnswer(body, context.request_id, upstream.sampling_params.seed, in_list=in_list)
-    return GenerationResponse(TOKENIZER.of(request).link, [upstream], answer, stream=stream, kept=kept)
+    return GenerationResponse([upstream], answer, stream=stream, kept=kept)

@@ -37,7 +37,8 @@ def completion_of(body: TgiGenerateRequest) -> CompletionRequest:
         stop=params.stop or None,
         include_stop_str_in_output=True,
         truncate_prompt_tokens=params.truncate,
-        logprobs=(params.top_n_tokens or 0) if params.details else None,
+        # Every token of a stream has its log probability.
+        logprobs=(params.top_n_tokens or 0) if params.details else 0 if body.stream else None,
         **_form(params.grammar),
         **given,
     )

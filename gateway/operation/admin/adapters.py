@@ -13,7 +13,8 @@ from pagewire.gateway.core.body import Body, ErrorResponse
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.core.request_context import request_context
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.admin.route import AdminRoute
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
@@ -25,6 +26,7 @@ from pagewire.wire.rpc import RpcError
 router = APIRouter(route_class=AdminRoute, tags=["operation"])
 
 _PATH = "A directory or file that the executors can read."
+_MODEL = "The served model that it adapts; unset: the first one."
 _NAMES = {"name": "lora_name", "path": "lora_path"}  # of vLLM's bodies
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {
     404: {"description": "There is no such adapter.", "content": openapi.content_of((ErrorResponse,))}
@@ -35,6 +37,7 @@ class AdapterBody(Parameters):
     unsupported: ClassVar[Mapping[str, Refused]] = {}
 
     path: Annotated[str, Field(min_length=1)] = required("executor", _PATH)
+    model: str | None = field("gateway", _MODEL)
     replaces: bool | None = field(
         "scheduler", "It may replace an adapter of the same name; running requests finish with that one.", False
     )
@@ -60,6 +63,7 @@ class LoadLoraBody(Parameters):
 
     lora_name: Annotated[str, Field(min_length=1)] = required("scheduler", "The name for requests.")
     lora_path: Annotated[str, Field(min_length=1)] = required("executor", _PATH)
+    model: str | None = field("gateway", _MODEL)
     load_inplace: bool | None = field("scheduler", "As `replaces` of `/v1/admin/adapters`.", False)
 
 
@@ -79,13 +83,13 @@ async def load_adapter(request: Request, name: str, body: AdapterBody) -> Served
     Through gRPC: `pagewire.v1.AdminService/LoadAdapter`.
     """
     wanted = AdminServiceLoadAdapterRequest(name=name, path=body.path, replaces=bool(body.replaces))
-    return _served(await _load(TOKENIZER.of(request), wanted))
+    return _served(await _load(await MODELS.of(request).client(body.model), wanted))
 
 
 @router.get("/v1/admin/adapters/{name:path}", responses=_NOT_FOUND)
 async def get_adapter(request: Request, name: str) -> ServedAdapter:
     """Describes an adapter; one in `--lora-dir` is loaded."""
-    return _served(await _load(TOKENIZER.of(request), AdminServiceLoadAdapterRequest(name=name)))
+    return _served(await _load(await _adapted(request, name), AdminServiceLoadAdapterRequest(name=name)))
 
 
 @router.delete("/v1/admin/adapters/{name:path}", status_code=204, responses=_NOT_FOUND)
@@ -94,7 +98,7 @@ async def unload_adapter(request: Request, name: str) -> Response:
 
     Through gRPC: `pagewire.v1.AdminService/UnloadAdapter`.
     """
-    await _unload(TOKENIZER.of(request), name)
+    await _unload(await _adapted(request, name), name)
     return Response(status_code=204)
 
 
@@ -103,7 +107,7 @@ async def load_lora_adapter(request: Request, body: LoadLoraBody) -> Response:
     """Loads an adapter in vLLM's API."""
     request_context(request.scope).names = _NAMES
     wanted = AdminServiceLoadAdapterRequest(name=body.lora_name, path=body.lora_path, replaces=bool(body.load_inplace))
-    await _load(TOKENIZER.of(request), wanted, conflict=400)
+    await _load(await MODELS.of(request).client(body.model), wanted, conflict=400)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -111,7 +115,7 @@ async def load_lora_adapter(request: Request, body: LoadLoraBody) -> Response:
 async def unload_lora_adapter(request: Request, body: UnloadLoraBody) -> Response:
     """Takes the name of an adapter from later requests in vLLM's API."""
     request_context(request.scope).names = _NAMES
-    await _unload(TOKENIZER.of(request), body.lora_name)
+    await _unload(await _adapted(request, body.lora_name), body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -124,6 +128,13 @@ def _served(adapter: Adapter) -> ServedAdapter:
         rank=adapter.rank,
         base_model=adapter.base_model,
     )
+
+
+async def _adapted(request: Request, name: str) -> TokenizerClient:
+    """Returns the services of the model that an adapter of this name adapts; if none is known, of the first model."""
+    models = MODELS.of(request)
+    lines = [one.line for one in await models.list_all() if one.model.parent and one.model.id == name]
+    return (lines[0] if lines else models.default()).client
 
 
 async def _load(tokenizer: TokenizerClient, wanted: AdminServiceLoadAdapterRequest, conflict: int = 409) -> Adapter:

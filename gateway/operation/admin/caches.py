@@ -11,8 +11,10 @@ from starlette.responses import PlainTextResponse, Response
 from pagewire.gateway.core.body import Body
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.reading.names import Refused
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.core.tokenizer_client import TokenizerClient
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.admin.route import AdminRoute
+from pagewire.gateway.operation.admin.sleep import ONE_MODEL
 from pagewire.gateway.schema.field import field
 from pagewire.gateway.schema.parameters import Parameters
 from pagewire.telemetry.trace import NO_TRACE
@@ -31,6 +33,7 @@ class ResetQuery(Parameters):
         ),
     }
 
+    model: str | None = field("gateway", ONE_MODEL)
     reset_external: bool | None = field("scheduler", "Ignored: copies in host memory and on disk are always forgotten.")
 
 
@@ -39,6 +42,7 @@ class FlushQuery(Parameters):
 
     unsupported: ClassVar[Mapping[str, Refused]] = {}
 
+    model: str | None = field("gateway", ONE_MODEL)
     timeout: Annotated[float, Field(ge=0)] | None = field("scheduler", "Ignored: running requests are not waited for.")
 
 
@@ -58,7 +62,7 @@ async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Quer
     Through gRPC: `pagewire.v1.AdminService/ResetPrefixCache`.
     """
     await _refuse_body(request, "reset_external=true")
-    forgotten = await _reset(TOKENIZER.of(request))
+    forgotten = await _reset(await MODELS.of(request).client(query.model))
     return ResetCache(success=True, blocks=forgotten.num_blocks, executors=forgotten.num_executors)
 
 
@@ -67,7 +71,7 @@ async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Quer
 async def flush_cache(request: Request, query: Annotated[FlushQuery, Query()]) -> Response:
     """Forgets all cached prefixes in SGLang's API, also while requests run."""
     await _refuse_body(request, "timeout=5")
-    forgotten = await _reset(TOKENIZER.of(request))
+    forgotten = await _reset(await MODELS.of(request).client(query.model))
     return PlainTextResponse(
         f"Cache flushed.\nBlocks forgotten: {forgotten.num_blocks}, executors: {forgotten.num_executors}.\n"
     )
@@ -83,6 +87,8 @@ async def _refuse_body(request: Request, example: str) -> None:
 async def _reset(tokenizer: TokenizerClient) -> ResetPrefixCacheResponse:
     """Raises ApiError."""
     try:
-        return await tokenizer.call_to_its_end(tokenizer.admin.ResetPrefixCache, ResetPrefixCacheRequest(), NO_TRACE)
+        return await tokenizer.call_to_its_end(
+            tokenizer.admin.ResetPrefixCache, ResetPrefixCacheRequest(), NO_TRACE, computes=False
+        )
     except grpc.aio.AioRpcError as error:
         raise from_rpc(RpcError.from_call(error)) from error

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from pagewire.gateway.core.reading.json_route import JsonRoute
-from pagewire.gateway.operation.admin import adapters, caches, sleep, weights
+from pagewire.gateway.operation.admin import adapters, caches, models, sleep, weights
 from pagewire.gateway.operation.exposition.source import METRICS
 from pagewire.gateway.operation.status import routes as status_routes
 from pagewire.wire import tenants
@@ -22,4 +22,4 @@ async def get_metrics(request: Request) -> Response:
 
 
 # Routers with routes that change the service have AdminRoute as their route_class.
-ROUTERS = (reporting, status_routes.router, weights.router, adapters.router, caches.router, sleep.router)
+ROUTERS = (reporting, status_routes.router, weights.router, adapters.router, caches.router, sleep.router, models.router)

@@ -16,7 +16,8 @@ from pagewire.gateway.core.encoding import encode, json_response
 from pagewire.gateway.core.errors import ApiError, from_rpc
 from pagewire.gateway.core.reading.names import Refused
 from pagewire.gateway.core.request_context import time_left
-from pagewire.gateway.core.tokenizer_client import TOKENIZER, TokenizerClient
+from pagewire.gateway.models.line import ModelLine
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.admin.route import AdminRoute
 from pagewire.gateway.schema.field import field, required
 from pagewire.gateway.schema.parameters import Parameters
@@ -42,6 +43,7 @@ class WeightsBody(Parameters):
         "executor", "A directory, a `.gguf` file or a hub id that the executors can read, as `--model`."
     )
     revision: str | None = field("executor", "Branch, tag or commit of a hub id.")
+    served_model_name: str | None = field("gateway", "The served model that gets them; unset: the first one.")
     version: str | None = field(
         "scheduler",
         "The name of the weights in answers (`system_fingerprint`). Unset: a digest of the files.",
@@ -101,7 +103,7 @@ async def replace_weights(request: Request, body: WeightsBody) -> ReplacedWeight
         version=body.version or "",
         max_wait_seconds=body.max_wait_seconds,
     )
-    replaced = await _replace(TOKENIZER.of(request), wanted)
+    replaced = await _replace(await MODELS.of(request).find(body.served_model_name), wanted)
     return ReplacedWeights(
         object="weights",
         version=replaced.version,
@@ -123,20 +125,21 @@ async def update_weights_from_disk(request: Request, body: DiskWeightsBody) -> R
     if body.abort_all_requests:
         wanted.max_wait_seconds = 0
     try:
-        replaced = await _replace(TOKENIZER.of(request), wanted)
+        replaced = await _replace(await MODELS.of(request).find(None), wanted)
     except ApiError as error:
         failed = encode(DiskWeightsAnswer(success=False, message=error.message))
         return Response(failed, status_code=400, media_type="application/json")
     return json_response(DiskWeightsAnswer(success=True, message=f"weights {replaced.version} are in force"))
 
 
-async def _replace(tokenizer: TokenizerClient, wanted: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
+async def _replace(line: ModelLine, wanted: ReplaceWeightsRequest) -> ReplaceWeightsResponse:
     """Asks again when the tokenizer service dies meanwhile, as the replacement goes on: by its id, the scheduler knows
     it again. Raises ApiError."""
     wanted.request_id = uuid.uuid4().hex
+    await line.reach(computes=True)
     for pause in (*_PAUSES_S, None):
         try:
-            return await tokenizer.admin.ReplaceWeights(wanted, timeout=time_left())
+            return await line.client.admin.ReplaceWeights(wanted, timeout=time_left())
         except grpc.aio.AioRpcError as error:
             is_broken = error.code() is grpc.StatusCode.UNAVAILABLE and not error_details.is_of_service(error)
             if not is_broken or pause is None:

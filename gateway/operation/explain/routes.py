@@ -12,7 +12,7 @@ from pagewire.gateway.core.answering import GENERATIONS
 from pagewire.gateway.core.encoding import json_response
 from pagewire.gateway.core.errors import ApiError
 from pagewire.gateway.core.reading.json_route import JsonRoute
-from pagewire.gateway.core.tokenizer_client import TOKENIZER
+from pagewire.gateway.models.models import MODELS
 from pagewire.gateway.operation.explain.bodies import Explanation
 from pagewire.gateway.operation.explain.report import explain
 from pagewire.gateway.operation.siblings import SIBLINGS
@@ -32,7 +32,7 @@ async def explain_request(request: Request, request_id: str) -> Response:
     text if the header Accept has text/plain. With an admin key or without tenants, also those of others."""
     name, tenant = _PREFIX.sub("", request_id, count=1), tenants.caller_scope()
     wanted = ExplainRequestRequest(request_id=name, tenant=tenant)
-    behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in TOKENIZER.of(request).neighbours()))
+    behind = await asyncio.gather(*(accounts_behind(one, wanted) for one in MODELS.of(request).neighbours()))
     # Last, so that the gateway's time of a running request is not less than theirs.
     own = GENERATIONS.of(request).accounts.find(name, tenant) or await SIBLINGS.of(request).accounts(wanted)
     accounts = [*own, *chain.from_iterable(behind)]

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter as Counts
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
@@ -25,16 +25,19 @@ class Exposition(NamedTuple):
     content_type: str
 
 
-def expose(services: Iterable[ServiceMetrics], accept: str, model_name: str, *, with_vllm_names: bool) -> Exposition:
+# The services of each model; those without one, or of several, have None. A model that is not known yet is "".
+ByModel = Sequence[tuple[str | None, Sequence[ServiceMetrics]]]
+
+
+def expose(by_model: ByModel, accept: str, *, with_vllm_names: bool) -> Exposition:
     """Returns the metrics of all services, one family for each name.
 
-    The label `service` distinguishes samples, and `address` if there are several of a service.
+    The label `service` distinguishes samples, and `address` if there are several of a service of a model; `model_name`
+    is a label of all samples except those of processes.
 
-    Args:
-        accept: the header of the scraper; OpenMetrics, with exemplars, if it names that.
-        model_name: a label of all samples except those of processes; "" if it is not known yet.
+    accept: the header of the scraper; OpenMetrics, with exemplars, if it names that.
     """
-    families = merge(services, model_name)
+    families = merge(by_model)
     if with_vllm_names:
         families += vllm_families(families)
     as_openmetrics = _OPENMETRICS in accept
@@ -42,15 +45,18 @@ def expose(services: Iterable[ServiceMetrics], accept: str, model_name: str, *, 
     return Exposition(content, CONTENT_TYPE_LATEST if as_openmetrics else _TEXT)
 
 
-def merge(services: Iterable[ServiceMetrics], model_name: str) -> list[Family]:
-    services = list(services)
-    counts = Counts(service.service for service in services)
+def merge(by_model: ByModel) -> list[Family]:
+    pairs = [(model, service) for model, services in by_model for service in services]
+    has_several = len({model for model, _ in pairs if model is not None}) > 1
+    counts = Counts((model, service.service) for model, service in pairs)
     families: dict[str, Family] = {}
-    for service in services:
+    for model, service in pairs:
         own = {"service": quoted(service.service)}
-        if counts[service.service] > 1:
+        if counts[model, service.service] > 1:
             own["address"] = quoted(without_directories(service.address))
-        of_process, of_model = _Labelled(own), _Labelled({**own, "model_name": quoted(model_name)})
+        named = {} if model is None else {"model_name": quoted(model)}
+        # Processes of several models differ by nothing else.
+        of_process, of_model = _Labelled(own | named if has_several else own), _Labelled(own | named)
         for family in parsed(service.exposition):
             merged = families.setdefault(family.name, Family(family.name, family.kind, family.documentation))
             if merged.kind != family.kind:

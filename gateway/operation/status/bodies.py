@@ -17,6 +17,7 @@ class ServiceHealth(Body):
     detail: str
     pid: int
     uptime_seconds: float
+    model: str  # that it serves; "" of a gateway, and while it is not known
     cpus: str = ""  # processors that its threads may run on, such as "0-3,8"
 
 
@@ -91,6 +92,7 @@ class ReplicaState(Body):
     """An executor, as the scheduler knows it."""
 
     address: str
+    model: str
     attached: bool
     running: int
     max_num_seqs: int
@@ -113,6 +115,21 @@ class ModelSleep(Body):
     problem: str  # why it could not be woken
 
 
+class LineStatus(Body):
+    """A model. A request for one that is `asleep` or `absent` loads it, unless it `sleeps_until_woken`."""
+
+    model: str
+    state: Literal["ready", "asleep", "loading", "absent"]
+    problem: str  # why it could not be loaded; "" = it could
+    progress: str  # of loading, in words
+    pinned: bool  # it stays in memory
+    sleeps_until_woken: bool
+    memory_bytes: int  # while ready; 0 = unknown
+    memory_measured: bool  # else estimated
+    loads: int  # since the start
+    rest_time: float | None  # seconds since 1970, when it rests without requests; null: not by itself
+
+
 class Status(Body):
     """The state of all services at one moment. Values of a service that does not answer are 0 or empty."""
 
@@ -128,5 +145,7 @@ class Status(Body):
     latency: Latency
     prefix_cache: PrefixCache
     preemptions: int
-    sleep: ModelSleep
+    sleep: ModelSleep  # of the default model
+    models: list[LineStatus]  # the default one first
+    memory_bytes: int  # that all models may use; 0 = unknown
     replicas: list[ReplicaState]

@@ -8,8 +8,11 @@ from msgspec import UNSET
 
 from pagewire import __version__
 from pagewire.gateway.core.app_state import AppState
+from pagewire.gateway.models.line import ModelLine
+from pagewire.gateway.models.models import Models
 from pagewire.gateway.operation.status.bodies import (
     Latency,
+    LineStatus,
     ModelSleep,
     PageGroup,
     PageMap,
@@ -22,10 +25,10 @@ from pagewire.gateway.operation.status.bodies import (
     Status,
     Throughput,
 )
-from pagewire.v1 import admin_pb2
+from pagewire.v1 import admin_pb2, lines_pb2
 from pagewire.v1.admin_pb2 import ServiceState, ServiceStatus
 from pagewire.wire.addresses import without_directories
-from pagewire.wire.admin import Neighbour, each_once, own_status, status_behind
+from pagewire.wire.admin import each_once, own_status, status_behind
 
 _STATES = {
     ServiceState.SERVICE_STATE_SERVING: "serving",
@@ -40,10 +43,8 @@ _RANK_STATES = {
 
 
 class StatusSource:
-    def __init__(
-        self, tokenizers: Callable[[], Sequence[Neighbour]], why_not_ready: Callable[[], Awaitable[str]]
-    ) -> None:
-        self._tokenizers = tokenizers
+    def __init__(self, models: Models, why_not_ready: Callable[[], Awaitable[str]]) -> None:
+        self._models = models
         self._why_not_ready = why_not_ready
         self._lock = asyncio.Lock()
         self._latest: Status | None = None
@@ -58,21 +59,35 @@ class StatusSource:
             return self._latest
 
     async def _ask(self) -> Status:
+        await self._models.learn_names()
         request = admin_pb2.GetStatusRequest(with_kv_maps=True)
-        reason, behind = await asyncio.gather(
-            self._why_not_ready(), asyncio.gather(*(status_behind(one, request) for one in self._tokenizers()))
+        asked = [(name, one) for name, neighbours in self._models.services() for one in neighbours]
+        reason, found = await asyncio.gather(
+            self._why_not_ready(), asyncio.gather(*(status_behind(one, request) for _, one in asked))
         )
-        return to_status([own_status("gateway", is_serving=not reason), *each_once(behind)], reason)
+        by_model: dict[str, list[list[ServiceStatus]]] = {}
+        for (name, _), services in zip(asked, found, strict=True):
+            by_model.setdefault(name, []).append(services)
+        behind = [(name, one) for name, parts in by_model.items() for one in each_once(parts)]
+        status = to_status([("", own_status("gateway", is_serving=not reason)), *behind], reason)
+        status.models = [_line(line) for line in self._models.lines]
+        status.memory_bytes = 0 if self._models.stack is None else self._models.stack.told.memory_bytes
+        return status
 
 
 STATUS = AppState[StatusSource]("status")
 
 
-def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
-    """Returns the status. reason: why requests cannot be served; "" if they can."""
+def to_status(found: Sequence[tuple[str, ServiceStatus]], reason: str) -> Status:
+    """Returns the status.
+
+    found: the services, those of the default model first, each with the name of its model.
+    reason: why requests cannot be served; "" if they can.
+    """
+    services = [one for _, one in found]
     tokenizers = [one.tokenizer for one in services if one.HasField("tokenizer")]
     schedulers = [one.scheduler for one in services if one.HasField("scheduler")]
-    ranks = {one.address: one.executor.ranks for one in services if one.HasField("executor")}
+    ranks = {(model, one.address): one.executor.ranks for model, one in found if one.HasField("executor")}
     return Status(
         object="status",
         time=time.time(),
@@ -82,7 +97,7 @@ def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
         num_gateways=max(
             (one.num_clients for one in tokenizers), default=0
         ),  # each gateway has a stream to each tokenizer service
-        services=[_health(one) for one in services],
+        services=[_health(one, model) for model, one in found],
         requests=RequestCounts(
             running=sum(one.num_running for one in schedulers), waiting=sum(one.num_waiting for one in schedulers)
         ),
@@ -101,8 +116,37 @@ def to_status(services: Sequence[ServiceStatus], reason: str) -> Status:
             hits=sum(one.num_prefix_hits for one in schedulers),
         ),
         preemptions=sum(one.num_preemptions for one in schedulers),
-        sleep=_sleep([one.sleep for one in schedulers]),
-        replicas=[_replica(one, ranks.get(one.address, ())) for scheduler in schedulers for one in scheduler.replicas],
+        sleep=_sleep(_schedulers_of_first(found)),
+        models=[],
+        memory_bytes=0,
+        replicas=[
+            _replica(one, model, ranks.get((model, one.address), ()))
+            for model, service in found
+            if service.HasField("scheduler")
+            for one in service.scheduler.replicas
+        ],
+    )
+
+
+def _schedulers_of_first(found: Sequence[tuple[str, ServiceStatus]]) -> list[admin_pb2.ModelSleepStatus]:
+    """Returns the sleep of each scheduler of the first model that has one."""
+    schedulers = [(model, one.scheduler.sleep) for model, one in found if one.HasField("scheduler")]
+    return [sleep for model, sleep in schedulers if model == schedulers[0][0]]
+
+
+def _line(line: ModelLine) -> LineStatus:
+    told = line.told or lines_pb2.Line()
+    return LineStatus(
+        model=line.first_name,
+        state=line.state,
+        problem=told.problem,
+        progress=told.progress,
+        pinned=told.pinned or line.told is None,
+        sleeps_until_woken=told.sleeps_until_woken,
+        memory_bytes=told.memory_bytes,
+        memory_measured=told.memory_measured,
+        loads=told.num_loads,
+        rest_time=told.rest_time.ToNanoseconds() / 1e9 if told.HasField("rest_time") else None,
     )
 
 
@@ -113,7 +157,7 @@ def _sleep(found: Sequence[admin_pb2.ModelSleepStatus]) -> ModelSleep:
     return ModelSleep(level=least.level, wakes_on_request=least.wakes_on_request, problem=problem)
 
 
-def _health(one: ServiceStatus) -> ServiceHealth:
+def _health(one: ServiceStatus, model: str) -> ServiceHealth:
     return ServiceHealth(
         service=one.service,  # type: ignore[arg-type]
         state=_STATES.get(one.state, "not_serving"),  # type: ignore[arg-type]
@@ -121,6 +165,7 @@ def _health(one: ServiceStatus) -> ServiceHealth:
         detail=without_directories(one.detail),
         pid=one.pid,
         uptime_seconds=round(one.uptime_seconds, 1),
+        model=model,
         cpus=one.cpus,
     )
 
@@ -135,9 +180,10 @@ def _latencies(recent: Sequence[admin_pb2.RecentLatency]) -> RecentLatencies:
     return RecentLatencies(count=count, p50=median, p95=max(one.p95_seconds for one in recent))
 
 
-def _replica(one: admin_pb2.ReplicaStatus, ranks: Iterable[admin_pb2.RankStatus]) -> ReplicaState:
+def _replica(one: admin_pb2.ReplicaStatus, model: str, ranks: Iterable[admin_pb2.RankStatus]) -> ReplicaState:
     return ReplicaState(
         address=without_directories(one.address),
+        model=model,
         attached=one.is_attached,
         running=one.num_running,
         max_num_seqs=one.max_num_seqs,

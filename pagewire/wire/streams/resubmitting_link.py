@@ -69,6 +69,7 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
         self._has_been_up = False
         self.num_breaks = 0  # of streams that were up
         self._given_up = False
+        self._is_patient = False
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -113,6 +114,18 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     def num_live(self) -> int:
         return len(self._live)
 
+    def set_patient(self, is_patient: bool) -> None:
+        """Sets whether requests wait without end while all peers are away, as one of them will be started."""
+        if is_patient is self._is_patient:
+            return
+        self._is_patient, self._given_up, self._has_been_up = is_patient, False, True
+        if self._away_since is not None:
+            self._away_since = time.monotonic()
+            for request in self._live.values():
+                request.lost_at = self._away_since
+            self._watch()
+        self._notify()
+
     async def drained(self) -> None:
         """Waits until no request is live."""
         await self._idle.wait()
@@ -149,9 +162,9 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
             self.abort(request)
             request.fail(error)
 
-    def fail_all(self, code: grpc.StatusCode, message: str) -> None:
+    def fail_all(self, error: RpcError) -> None:
         for request in list(self._live.values()):
-            self.fail(request, RpcError(code, message))
+            self.fail(request, error)
 
     def answered(self, number: int) -> R | None:
         """Returns the request of an output; None if it was aborted or moved in the meantime."""
@@ -273,6 +286,9 @@ class ResubmittingLink(ABC, Generic[R, Out, In]):
     def _watch(self) -> None:
         """Sets the timer for the first request that will have waited too long while all peers are away."""
         assert self._away_since is not None
+        if self._is_patient:
+            self._stop_timer()
+            return
         first = min((r.lost_at for r in self._live.values() if r.lost_at is not None), default=self._away_since)
         self._start_timer(max(0.0, first + self._recovery_timeout - time.monotonic()), self._expire)
 

@@ -26,7 +26,7 @@ from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 from pagewire.v1 import inference_pb2 as pagewire_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n pagewire/v1/inference_link.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\x1a\x1bpagewire/v1/inference.proto\"Z\n\x0e\x43onnectRequest\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.pagewire.v1.GenerateSubmission\x12\x15\n\rabort_numbers\x18\x02 \x03(\x03\"\xe1\x01\n\x12GenerateSubmission\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.GenerateRequest\x12,\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.RequestContext\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\x05\x12\x13\n\x0bresubmitted\x18\x05 \x01(\x08\x12\x17\n\x0fweights_version\x18\x06 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x07 \x01(\t\"\x9c\x01\n\x0f\x43onnectResponse\x12\x30\n\tresponses\x18\x01 \x03(\x0b\x32\x1d.pagewire.v1.NumberedResponse\x12\x0f\n\x07numbers\x18\x02 \x03(\x03\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\nnum_tokens\x18\x04 \x03(\x05\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\"\x8c\x01\n\x10NumberedResponse\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.pagewire.v1.GenerateResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.RequestErrorH\x00\x42\t\n\x07outcome2`\n\x14InferenceLinkService\x12H\n\x07\x43onnect\x12\x1b.pagewire.v1.ConnectRequest\x1a\x1c.pagewire.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n pagewire/v1/inference_link.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\x1a\x1bpagewire/v1/inference.proto\"Z\n\x0e\x43onnectRequest\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.pagewire.v1.GenerateSubmission\x12\x15\n\rabort_numbers\x18\x02 \x03(\x03\"\xe1\x01\n\x12GenerateSubmission\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.pagewire.v1.GenerateRequest\x12,\n\x07\x63ontext\x18\x03 \x01(\x0b\x32\x1b.pagewire.v1.RequestContext\x12\x18\n\x10resume_token_ids\x18\x04 \x03(\x05\x12\x13\n\x0bresubmitted\x18\x05 \x01(\x08\x12\x17\n\x0fweights_version\x18\x06 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x07 \x01(\t\"\xab\x01\n\x0f\x43onnectResponse\x12\x30\n\tresponses\x18\x01 \x03(\x0b\x32\x1d.pagewire.v1.NumberedResponse\x12\x0f\n\x07numbers\x18\x02 \x03(\x03\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\nnum_tokens\x18\x04 \x03(\x05\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\r\n\x05model\x18\x07 \x01(\t\"\x8c\x01\n\x10NumberedResponse\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x31\n\x08response\x18\x02 \x01(\x0b\x32\x1d.pagewire.v1.GenerateResponseH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.RequestErrorH\x00\x42\t\n\x07outcome2`\n\x14InferenceLinkService\x12H\n\x07\x43onnect\x12\x1b.pagewire.v1.ConnectRequest\x1a\x1c.pagewire.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,9 +38,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATESUBMISSION']._serialized_start=197
   _globals['_GENERATESUBMISSION']._serialized_end=422
   _globals['_CONNECTRESPONSE']._serialized_start=425
-  _globals['_CONNECTRESPONSE']._serialized_end=581
-  _globals['_NUMBEREDRESPONSE']._serialized_start=584
-  _globals['_NUMBEREDRESPONSE']._serialized_end=724
-  _globals['_INFERENCELINKSERVICE']._serialized_start=726
-  _globals['_INFERENCELINKSERVICE']._serialized_end=822
+  _globals['_CONNECTRESPONSE']._serialized_end=596
+  _globals['_NUMBEREDRESPONSE']._serialized_start=599
+  _globals['_NUMBEREDRESPONSE']._serialized_end=739
+  _globals['_INFERENCELINKSERVICE']._serialized_start=741
+  _globals['_INFERENCELINKSERVICE']._serialized_end=837
 # @@protoc_insertion_point(module_scope)

@@ -35,20 +35,22 @@ class GenerateSubmission(_message.Message):
     def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ..., context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., resubmitted: _Optional[bool] = ..., weights_version: _Optional[str] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("responses", "numbers", "texts", "num_tokens", "token_ids", "draining")
+    __slots__ = ("responses", "numbers", "texts", "num_tokens", "token_ids", "draining", "model")
     RESPONSES_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     responses: _containers.RepeatedCompositeFieldContainer[NumberedResponse]
     numbers: _containers.RepeatedScalarFieldContainer[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     draining: bool
-    def __init__(self, responses: _Optional[_Iterable[_Union[NumberedResponse, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    model: str
+    def __init__(self, responses: _Optional[_Iterable[_Union[NumberedResponse, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
 
 class NumberedResponse(_message.Message):
     __slots__ = ("number", "response", "error")

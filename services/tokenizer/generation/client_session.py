@@ -27,7 +27,7 @@ class ClientSession(Session[Received, TextOutput, ConnectRequest, ConnectRespons
         self._generator = generator
 
     async def greet(self) -> ConnectResponse:
-        return ConnectResponse(draining=self._generator.draining.has_begun)
+        return ConnectResponse(draining=self._generator.draining.has_begun, model=self._generator.models.names[0])
 
     def greet_again(self) -> None:
         self.outbox.put(None, GenerateResponse())

@@ -56,7 +56,7 @@ def fresh() -> list[ServiceMetrics]:
 @pytest.fixture(scope="module")
 def known(fresh: list[ServiceMetrics]) -> set[str]:
     """Names that a query can find."""
-    exposition = expose(fresh, "", "m", with_vllm_names=True).content.decode()
+    exposition = expose([("m", fresh)], "", with_vllm_names=True).content.decode()
     suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
     return {
         f"{family.name}{suffix}"
@@ -91,7 +91,7 @@ def test_the_attention_backend_has_its_name_and_executor() -> None:
 pagewire:executor_attention_backend{name="CPU_ATTN"} 1.0
 # EOF
 """
-    text = expose([ServiceMetrics(service="executor", exposition=reported)], "", "m", with_vllm_names=True)
+    text = expose([("m", [ServiceMetrics(service="executor", exposition=reported)])], "", with_vllm_names=True)
     [found] = samples(text.content.decode(), "vllm:attention_backend")
     assert (found.labels["name"], found.labels["engine"], found.value) == ("CPU_ATTN", "0", 1)
 
@@ -106,7 +106,9 @@ pagewire:executor_sleep_state{executor="executor-1",sleep_state="awake"} 0.0
 pagewire:executor_sleep_state{executor="executor-1",sleep_state="weights_offloaded"} 1.0
 # EOF
 """
-    text = expose([ServiceMetrics(service="s", exposition=reported)], "", "m", with_vllm_names=True).content.decode()
+    text = expose(
+        [("m", [ServiceMetrics(service="s", exposition=reported)])], "", with_vllm_names=True
+    ).content.decode()
     waiting = {one.labels["reason"]: one.value for one in samples(text, "vllm:num_requests_waiting_by_reason")}
     assert waiting == {"capacity": 3, "deferred": 0}
     states = {one.labels["sleep_state"]: one.value for one in samples(text, "vllm:engine_sleep_state")}
@@ -115,7 +117,7 @@ pagewire:executor_sleep_state{executor="executor-1",sleep_state="weights_offload
 
 
 def test_every_metric_has_a_text_and_a_unit_that_scrapers_know(fresh: list[ServiceMetrics]) -> None:
-    content, content_type = expose(fresh, OPENMETRICS["accept"], "m", with_vllm_names=True)
+    content, content_type = expose([("m", fresh)], OPENMETRICS["accept"], with_vllm_names=True)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     families = list(parse_openmetrics(content.decode()))
     for family in families:
@@ -143,8 +145,8 @@ def test_values_come_through_as_they_are() -> None:
     )
     services = [ServiceMetrics(service=f"s{number}", exposition=reported) for number in range(2)]
     [given] = parse_openmetrics(reported)
-    [new] = parse_openmetrics(expose(services, OPENMETRICS["accept"], 'm"', with_vllm_names=True).content.decode())
-    [older] = text_string_to_metric_families(expose(services, "", 'm"', with_vllm_names=True).content.decode())
+    [new] = parse_openmetrics(expose([('m"', services)], OPENMETRICS["accept"], with_vllm_names=True).content.decode())
+    [older] = text_string_to_metric_families(expose([('m"', services)], "", with_vllm_names=True).content.decode())
     for number in range(2):
         own = {"service": f"s{number}", "model_name": 'm"'}
         wanted = [one._replace(labels={**one.labels, **own}) for one in given.samples]

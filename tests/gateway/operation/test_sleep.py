@@ -31,7 +31,7 @@ async def test_a_model_sleeps_and_wakes(
     assert [one["state"] for one in (await client.get("/v1/models")).json()["data"]] == ["asleep"] * 2
     ready = await client.get("/readyz")
     assert ready.status_code == 200 and "the model sleeps" in ready.json()["reason"]
-    assert (await client.post(WAKE)).json() == state | {"state": "awake", "level": 0}
+    assert (await client.post(WAKE)).json() == state | {"state": "ready", "level": 0}
     assert (await client.get("/readyz")).json() == {"status": "ok"}
     assert (await client.post("/v1/admin/models/org/other/sleep")).json()["level"] == 1
     assert fake.sleeps[1].mode == SleepMode.SLEEP_MODE_WAIT

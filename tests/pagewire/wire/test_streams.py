@@ -206,6 +206,24 @@ async def test_a_service_that_takes_long_to_start_is_no_error(tmp_path: Path, ca
         await eventually(lambda: link.is_available)
 
 
+async def test_requests_for_a_service_that_will_be_started_wait_without_end(tmp_path: Path) -> None:
+    async with linked(tmp_path, recovery_timeout=0.1) as link:
+        await eventually(lambda: not link.is_available)
+        link.set_patient(True)
+        waiting, gone = CountedRequest(0, 3), CountedRequest(0, 3)
+        link.submit(waiting)
+        await asyncio.sleep(0.3)
+        assert link.is_available and waiting.error is None
+        async with serving(tmp_path, CountingService()):
+            await asyncio.wait_for(waiting.has_ended.wait(), 10)
+        assert waiting.received == waiting.expected
+        await eventually(lambda: not link.is_up)
+        link.submit(gone)
+        link.set_patient(False)  # the bound counts from now on
+        await asyncio.wait_for(gone.has_ended.wait(), 10)
+        assert gone.error is not None and "--recovery-timeout" in gone.error.message
+
+
 async def test_streams_that_break_again_and_again_do_not_prolong_recovery(tmp_path: Path) -> None:
     """A request that kills every service it reaches is not resent for ever; one that has output each time may be."""
     service = CountingService(breaks=[2] * 100_000)  # after the greeting and the first message
@@ -270,7 +288,7 @@ async def test_failing_all_aborts_them(tmp_path: Path) -> None:
         for request in requests:
             link.submit(request)
         await eventually(lambda: service.num_live == 3)
-        link.fail_all(grpc.StatusCode.UNAVAILABLE, "shutting down")
+        link.fail_all(RpcError(grpc.StatusCode.UNAVAILABLE, "shutting down"))
         assert [request.error.message for request in requests if request.error] == ["shutting down"] * 3
         await eventually(lambda: service.num_live == 0)
 

@@ -42,7 +42,7 @@ async def test_events_have_a_token_each(client: httpx.AsyncClient, path: str, mo
         assert all(event["generated_text"] is None and event["details"] is None for event in events)
         assert last["generated_text"] == text
         assert last["details"] == {"finish_reason": "length", "generated_tokens": 6, "seed": 3, "input_length": 5}
-        assert all((event["token"]["logprob"] is None) != details for event in events)
+        assert {event["token"]["logprob"] for event in [*events, last]} == {-0.5}
         assert [len(event.get("top_tokens", ())) for event in events if details] == [2 * details] * len(
             events
         ) * details
@@ -123,6 +123,18 @@ async def test_refusals_are_of_the_kind_that_its_clients_read(
     error = answer.json()
     assert error.keys() == {"error", "error_type"} and error["error_type"] == "validation"
     assert words in error["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_tgi"),
+    [("/generate", '{"inputs": "hi', True), ("/generate", '{"text": "hi', False), ("/", "{", True),
+     ("/generate_stream", "[1", True), ("/", "[]", True), ("/generate", '{"inputs": ' + "[" * 5000, True)],
+)  # fmt: skip
+async def test_broken_json_is_refused_in_the_form_of_its_sender(
+    client: httpx.AsyncClient, path: str, body: str, is_tgi: bool
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and (answer.json().keys() == {"error", "error_type"}) == is_tgi, answer.text
 
 
 async def test_other_bodies_are_refused_as_before(client: httpx.AsyncClient) -> None:
