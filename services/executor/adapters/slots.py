@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,6 +20,8 @@ from pagewire.services.executor.layers.weights import LayerAdapters, TokenSlots
 from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.runner.adapters import Adapters
 from pagewire.services.executor.step.step import InvalidStep, SlotChange, Step
+
+ALIGNMENT = 64  # weights between whose multiples a tensor begins
 
 
 class AdapterSlots(Adapters):
@@ -50,25 +54,27 @@ class AdapterSlots(Adapters):
     def allocate(self, *, with_experts: bool) -> None:
         """Takes the memory. with_experts: adapters may change experts."""
         self._with_experts = with_experts
-        for adapted in self._fitting.layers:
-            if with_experts or not adapted.of_experts:
-                adapted.layer.adapters = self._memory(adapted)
+        layers = [adapted for adapted in self._fitting.layers if with_experts or not adapted.of_experts]
+        shapes = [shape for adapted in layers for shape in self._shapes(adapted)]
+        weights = iter(_zeros_in_one(shapes, self._dtype, self._device))
+        for adapted in layers:
+            adapted.layer.adapters = self._memory(adapted, next(weights), next(weights))
         self.nbytes = self.num_bytes(of_experts=False) + with_experts * self.num_bytes(of_experts=True)
         metrics.ADAPTER_SLOT_BYTES.set(self.nbytes)
 
-    def _memory(self, adapted: AdaptedLayer) -> LayerAdapters:
+    def _shapes(self, adapted: AdaptedLayer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         num_products = self.num_slots * adapted.num_experts
+        down = (num_products, adapted.num_parts, self.max_rank, adapted.num_inputs)
+        return down, (num_products, self.max_rank, adapted.num_outputs)
+
+    def _memory(self, adapted: AdaptedLayer, down: Tensor, up: Tensor) -> LayerAdapters:
         return LayerAdapters(
-            down=self._empty(num_products, adapted.num_parts, self.max_rank, adapted.num_inputs),
-            up=self._empty(num_products, self.max_rank, adapted.num_outputs),
+            down=down,
+            up=up,
             starts=torch.tensor(adapted.starts, dtype=torch.int32, device=self._device),
-            ranks=torch.zeros(num_products, adapted.num_parts, dtype=torch.int32, device=self._device),
+            ranks=torch.zeros(down.shape[0], adapted.num_parts, dtype=torch.int32, device=self._device),
             slots=self._tokens,
         )
-
-    def _empty(self, *shape: int) -> Tensor:
-        # Written, so that a CPU takes the memory before the size of the KV cache is decided.
-        return torch.empty(shape, dtype=self._dtype, device=self._device).zero_()
 
     def update(self, step: Step, state: RequestState) -> None:
         for change in step.slot_changes:
@@ -132,6 +138,17 @@ class AdapterSlots(Adapters):
                 f"({mib(self.num_bytes(of_experts=True))}), or name an adapter of experts in --lora-modules"
             )
         return adapter
+
+
+def _zeros_in_one(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Returns tensors in one piece of memory: on a CPU, large pieces are in huge pages, which are read faster.
+
+    They are written, so that a CPU takes the memory before the size of the KV cache is decided.
+    """
+    counts = [math.prod(shape) for shape in shapes]
+    room = [-(-count // ALIGNMENT) * ALIGNMENT for count in counts]
+    pieces = torch.empty(sum(room), dtype=dtype, device=device).zero_().split(room)
+    return [piece[:count].view(shape) for piece, count, shape in zip(pieces, counts, shapes, strict=True)]
 
 
 __all__ = ["AdapterSlots"]
