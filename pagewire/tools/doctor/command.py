@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         without=config.SET_BY_STACK,
     )
     lines = models_of(settings).lines
-    areas = {}
+    areas: dict[str, list[Finding]] = {}
     for line in lines:
         of_line = examine(cast(DoctorConfig, line.config), Host())
         areas |= of_line if len(lines) == 1 else {f"{line.name}: {area}": found for area, found in of_line.items()}
