@@ -29,7 +29,7 @@ _HELP = """\
 usage: pagewire <command> [flags]
 
 Serve a large language model:
-  serve [MODEL]      the whole stack on this machine: REST on port 8000, gRPC on port 8001
+  serve [MODEL ...]  the whole stack on this machine: REST on port 8000, gRPC on port 8001
 
 Talk to a model:
   run MODEL [PROMPT] a conversation in the terminal, with a running stack or a new one

@@ -99,7 +99,7 @@ def line_services(
             for name, devices, place, role in zip(
                 executors,
                 local_executors.devices(config),
-                _logged(places, len(executors)),
+                _logged(places, len(executors), label),
                 local_executors.roles(config),
                 strict=True,
             )
@@ -123,13 +123,13 @@ def _places(config: ServeConfig) -> binding.CpuBindings | None:
     return binding.places(config, len(executors), cpu_sets.usable_cpus(), binding.nodes()) if executors else None
 
 
-def _logged(places: binding.CpuBindings | None, count: int) -> Sequence[binding.CpuBinding | None]:
-    """Returns the place of each executor, and logs the places."""
+def _logged(places: binding.CpuBindings | None, count: int, label: str) -> Sequence[binding.CpuBinding | None]:
+    """Returns the place of each executor, and logs the places. label: of the line."""
     if places is None:
         return [None] * count
     for name, place in (*((f"executor {i}", p) for i, p in enumerate(places.executors)), ("others", places.others)):
         node = "" if place.node is None else f" of NUMA node {place.node}"
-        logger.info("%s: processors %s%s", name, cpu_sets.cpu_text(place.cpus) or "not bound", node)
+        logger.info("%s%s: processors %s%s", name, label, cpu_sets.cpu_text(place.cpus) or "not bound", node)
     return places.executors
 
 

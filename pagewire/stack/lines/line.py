@@ -75,6 +75,7 @@ class Line:
     idle_override: float | None = None  # of --idle-timeout; negative: never
     sleeps_until_woken: bool = False
     num_loads: int = 0
+    num_failures: int = 0
     is_woken: bool = False  # while it is LOADING: it wakes, and does not start
     notice: str = ""  # what it waits for before it loads
     model: inference_pb2.Model | None = None
@@ -136,6 +137,7 @@ class Line:
     def fail(self, reason: str) -> None:
         """Takes in that it could not be made ready."""
         self.problem, self.retry_at = reason, time.time() + self._backoff
+        self.num_failures += 1
         logger.error("%s: %s; next attempt after %g s at the earliest", self.name, reason, self._backoff)
         self._backoff = min(2 * self._backoff, MAX_BACKOFF_S)
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from pagewire import config, flags
 from pagewire.config.fields import Range, flag
+from pagewire.flags.lines import models_of
 from pagewire.tools.client_config import tls_files
 from pagewire.tools.doctor import report
 from pagewire.tools.doctor.container import check_container
@@ -50,7 +52,11 @@ def main(argv: Sequence[str]) -> int:
         positional="model",
         without=config.SET_BY_STACK,
     )
-    areas = examine(settings, Host())
+    lines = models_of(settings).lines
+    areas: dict[str, list[Finding]] = {}
+    for line in lines:
+        of_line = examine(cast(DoctorConfig, line.config), Host())
+        areas |= of_line if len(lines) == 1 else {f"{line.name}: {area}": found for area, found in of_line.items()}
     print(report.as_json(areas) if settings.json else report.text(areas, verbose=settings.verbose), end="")
     bad = Level.WARNING if settings.strict else Level.PROBLEM
     return int(report.worst(areas) >= bad)

@@ -94,7 +94,7 @@ async def test_a_line_that_cannot_load_fails_alone_and_waits_longer_each_time(
         await stack.ready("good")
         stack.processes["bad"].problem, bad.retry_at = "", 0.0
         await stack.ready("bad")
-        assert (bad.problem, bad.num_loads) == ("", 1)
+        assert (bad.problem, bad.num_loads, bad.num_failures) == ("", 1, 8)
     assert len([one for one in caplog.records if "is damaged" in one.message]) == 8, "once for each attempt"
     assert not stack.failures
 
