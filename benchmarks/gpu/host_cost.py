@@ -92,11 +92,12 @@ class _Graph:
 
 
 @contextmanager
-def standing_in(device: Device) -> Iterator[None]:
-    """Tensors on the CPU are taken for a GPU's. Triton keeps the device for good."""
+def standing_in(device: Device, *, own_products: bool = False) -> Iterator[None]:
+    """Tensors on the CPU are taken for a GPU's. Triton keeps the device for good. own_products: dense products are
+    launched, which are all our own; by default none is, as most are a library's."""
 
     def implementation(name: str, backend: str | None = None) -> Callable[..., Any]:
-        if name == "linear":
+        if name == "linear" and not own_products:
             return _no_product
         return backends.find("cuda", DEFINITIONS[name].group, name)
 
@@ -112,8 +113,8 @@ def standing_in(device: Device) -> Iterator[None]:
         yield
 
 
-def _no_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+def _no_product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
 
 
 class _Counting(TorchDispatchMode):

@@ -128,7 +128,13 @@ def main() -> int:
     device, compiling = Device(), Compiling()
     failed = 0
     print(f"Triton {triton.__version__}, torch {torch.__version__}", flush=True)
-    with host_cost.standing_in(device), as_on_cuda(), without_numbers(), compiling, torch.inference_mode():
+    with (
+        host_cost.standing_in(device, own_products=True),
+        as_on_cuda(),
+        without_numbers(),
+        compiling,
+        torch.inference_mode(),
+    ):
         for group in groups:
             num_cases, wrong = 0, list[str]()
             before = compiling.count, compiling.seconds
