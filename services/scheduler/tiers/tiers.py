@@ -77,6 +77,7 @@ class Tiers:
         """Takes in that a replica has new memory, which is empty; None: it has no executor."""
         if (lost := self.of_replica.pop(replica_id, None)) is not None:
             lost.contents.clear()
+            lost.leave()
         if (calls := self._calls.pop(replica_id, None)) is not None:
             calls.stop()
         if info is not None and info.kv_tiers and kv.caches_prefixes:
