@@ -217,8 +217,9 @@ class Tiers:
         away = self._drivers.keys() - self._calls.keys()
         for replica_id in away:
             self._unforgotten[replica_id] = [None]
-        missed = [replica_id for replica_id in away & self._resets.known if not await self._reset_away(replica_id)]
-        if missed and len(missed) == len(self._resets.known):
+        known = self._resets.known & self._drivers.keys()
+        missed = [replica_id for replica_id in away & known if not await self._reset_away(replica_id)]
+        if missed and len(missed) == len(known):
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
                 f"the executor at {self._name(missed[0])} is away: it forgets what its tiers hold when it is back, "
