@@ -11,10 +11,11 @@ class ExplainedPhase(Body):
     """A part of the time.
 
     `gateway`: reading the request and writing the answer. `tokenize`: from the arrival at the tokenizer service until
-    the prompt is encoded. `grammar`: until an executor has compiled it. `queue`: until the first step. `prefill`: until
-    the first token, or the next one after an interruption. `handover`: until another executor has the KV blocks of the
-    prompt. `decode`: until the last token. `preempted`: other requests have its KV blocks. `recovery`: its executor was
-    lost. `between services`: the rest, transfer and detokenization.
+    the prompt is encoded. `grammar`: until an executor has compiled it. `queue`: until the first step. `load`: until KV
+    blocks are loaded that were computed before. `prefill`: until the first token, or the next one after an
+    interruption. `handover`: until another executor has the KV blocks of the prompt. `decode`: until the last token.
+    `preempted`: other requests have its KV blocks. `recovery`: its executor was lost. `between services`: the rest,
+    transfer and detokenization.
     """
 
     name: str

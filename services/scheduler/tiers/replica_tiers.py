@@ -124,6 +124,11 @@ class ReplicaTiers:
         self._call_later(seconds, partial(_give_up, load))
         return True
 
+    def leave(self) -> None:
+        """Takes in that the executor is lost: nothing waits for its loads any more."""
+        for load in self._loads.present:
+            load.on_waited()
+
     def num_reachable_tokens(self, request: Request) -> int:
         size = self._kv.block_size
         return self._loads.num_reachable(request, (request.num_tokens - 1) // size, self._sources) * size

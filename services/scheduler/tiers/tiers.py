@@ -77,6 +77,7 @@ class Tiers:
         """Takes in that a replica has new memory, which is empty; None: it has no executor."""
         if (lost := self.of_replica.pop(replica_id, None)) is not None:
             lost.contents.clear()
+            lost.leave()
         if (calls := self._calls.pop(replica_id, None)) is not None:
             calls.stop()
         if info is not None and info.kv_tiers and kv.caches_prefixes:
@@ -216,8 +217,9 @@ class Tiers:
         away = self._drivers.keys() - self._calls.keys()
         for replica_id in away:
             self._unforgotten[replica_id] = [None]
-        missed = [replica_id for replica_id in away & self._resets.known if not await self._reset_away(replica_id)]
-        if missed and len(missed) == len(self._resets.known):
+        known = self._resets.known & self._drivers.keys()
+        missed = [replica_id for replica_id in away & known if not await self._reset_away(replica_id)]
+        if missed and len(missed) == len(known):
             raise RpcError(
                 grpc.StatusCode.UNAVAILABLE,
                 f"the executor at {self._name(missed[0])} is away: it forgets what its tiers hold when it is back, "
