@@ -32,7 +32,7 @@ MODELS = (*GENERATED, VECTORS)
 
 @dataclass
 class Served:
-    """What one model answered: texts, or vectors as lists; when each answer came."""
+    """The answers of one model, texts or vectors as lists, and when they came."""
 
     answers: list[Any] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From the start until the first model had answered all."""
+        """Returns the time from the start until the first model had answered all."""
         return min(one.times[-1] for one in self.served.values()) - self.start
 
     def requests(self, model: str) -> float:

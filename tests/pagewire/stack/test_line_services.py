@@ -1,4 +1,4 @@
-"""What the services of a line are told, beside other lines on the same machine."""
+"""The flags of a line's services, beside other lines on the same machine."""
 
 from dataclasses import replace
 from pathlib import Path
