@@ -1,4 +1,4 @@
-"""The flags of a line's services, beside other lines on the same machine."""
+"""The services of a line beside other lines on the same machine: their flags."""
 
 from dataclasses import replace
 from pathlib import Path
