@@ -206,11 +206,12 @@ def _constants(
     sums = _MERGED_SUMS * 32 * num_warps // dims
     rows = min(triton.next_power_of_2(block_q * group), sums)
     merged = min(16, sums // rows)
-    # Partials on their way take the shared memory that the loops before need no more, but a little of it anyway.
+    # Partials on their way take the shared memory that the loops before need no more, but a little of it anyway; of 16
+    # at a time, which registers hold, none are.
     keys_and_values = (num_stages - 1) * block_n * head_dim * kv_bytes * (1 if latent_dim else 2)
     tile = merged * rows * dims
     least = 1 if merged >= 8 else 4 if tile <= 2048 else 3 if tile <= 4096 else 2
-    stages = max(least, min(1 + keys_and_values // (4 * tile), _MOST_MERGE_STAGES))
+    stages = max(least, min(1 + keys_and_values // (4 * tile), _MOST_MERGE_STAGES if merged < 16 else 1))
     return {
         "GROUP": group,
         "BLOCK_SIZE": block_size,

@@ -137,10 +137,12 @@ def join_planes(first, second, third, fourth, PLANES: tl.constexpr):
     ROWS: tl.constexpr = first.shape[0]
     WIDTH: tl.constexpr = first.shape[1]
     pairs = tl.join(first, second)  # [rows, width, 2]
-    if PLANES == 2:
-        return pairs.permute(0, 2, 1).reshape(ROWS, PLANES * WIDTH)
-    fours = tl.join(pairs, tl.join(third, fourth))  # [rows, width, 2, 2]
-    return fours.permute(0, 3, 2, 1).reshape(ROWS, PLANES * WIDTH)
+    if PLANES == 4:
+        fours = tl.join(pairs, tl.join(third, fourth))  # [rows, width, 2, 2]
+        planes = fours.permute(0, 3, 2, 1).reshape(ROWS, PLANES * WIDTH)
+    else:  # not behind a return: the compiler would look at both
+        planes = pairs.permute(0, 2, 1).reshape(ROWS, PLANES * WIDTH)
+    return planes
 
 
 @triton.jit
