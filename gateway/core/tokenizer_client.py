@@ -128,8 +128,8 @@ class TokenizerClient:
 
 
 def has_died(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the service died during a call. A service that refuses a call names a delay for the next attempt; gRPC
-    cancels the calls that arrive while a server stops."""
+    """Returns whether the service died during a call. A service that refuses a call names a delay for the next attempt;
+    gRPC cancels the calls that arrive while a server stops."""
     is_refused = error_details.retry_delay_of(error) is not None
     return error.code() is grpc.StatusCode.CANCELLED or (error.code() is grpc.StatusCode.UNAVAILABLE and not is_refused)
 

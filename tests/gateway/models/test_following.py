@@ -1,4 +1,4 @@
-"""What outlives its connection follows its model by name: kept generations, background responses, batches."""
+"""Kept generations, background responses and batches follow their model by name."""
 
 import asyncio
 import json
