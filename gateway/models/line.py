@@ -133,7 +133,8 @@ class ModelLine:
         self.client.link.set_patient(told.state in (LineState.LINE_STATE_UNSPECIFIED, LineState.LINE_STATE_LOADING))
         if before is None or told.state != before.state:
             self._is_asked = False
-        if told.problem and told.state != LineState.LINE_STATE_READY and (before is None or _ended(before, told)):
+        is_resting = told.state not in (LineState.LINE_STATE_READY, LineState.LINE_STATE_LOADING)
+        if told.problem and is_resting and (before is None or _ended(before, told)):
             self._fail(_unavailable(told.problem, self._retry_delay))
         elif self._num_waiting or self.client.link.num_live:
             with suppress(RpcError):  # it is a request's to report

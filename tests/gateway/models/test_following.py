@@ -1,4 +1,4 @@
-"""Kept generations, background responses and batches outlive connections and follow their model by name."""
+"""Kept generations, background responses and batches follow their model by name."""
 
 import asyncio
 import json
