@@ -50,7 +50,8 @@ Models and stacks on this machine:
   list               list downloaded models
   rm MODEL           delete a downloaded model
   model verify MODEL check the files of a model; also: model pull, model list, model rm
-  ps                 list running stacks
+  ps                 list running stacks and their models
+  stop MODEL         take a model of a running stack out of memory
 
 Give access:
   keys add FILE NAME make an API key with an owner and limits, for --api-key-file
@@ -196,7 +197,16 @@ def _on_this_machine(command: str) -> Callable[[list[str]], int]:
     def call(argv: list[str]) -> int:
         from pagewire.tools.terminal import models
 
-        return {"pull": models.pull, "list": models.list_models, "rm": models.rm, "ps": models.ps}[command](argv)
+        return {"pull": models.pull, "list": models.list_models, "rm": models.rm}[command](argv)
+
+    return call
+
+
+def _stacks(command: str) -> Callable[[list[str]], int]:
+    def call(argv: list[str]) -> int:
+        from pagewire.tools.terminal import stacks
+
+        return {"ps": stacks.ps, "stop": stacks.stop}[command](argv)
 
     return call
 
@@ -299,7 +309,8 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "generate": _generate,
     "batch": _batch,
     "run-batch": _batch,  # vLLM's name
-    **{command: _on_this_machine(command) for command in ("pull", "list", "rm", "ps")},
+    **{command: _on_this_machine(command) for command in ("pull", "list", "rm")},
+    **{command: _stacks(command) for command in ("ps", "stop")},
     "model": _model,
     "bench": _bench,
     "keys": _keys,

@@ -1,13 +1,13 @@
 """An asynchronous Python client of the public text-level gRPC service."""
 
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
-from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire.wire.generate_request import (
     GenerateOptions,
     Message,
@@ -51,6 +51,7 @@ class Client:
         files = Files(certfile=ssl_certfile, keyfile=ssl_keyfile, ca_certs=ssl_ca_certs)
         self._channel = client_channel(address, files)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,11 +155,16 @@ class Client:
         return list((await self._unary(self._stub.Score, request)).scores)
 
     async def tokenize(
-        self, prompt: str | Sequence[Message], *, model: str = "", add_special_tokens: bool | None = None
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        chat: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Returns the token ids of a text, or of messages in the chat template. add_special_tokens: None: only to a
-        text."""
-        request = tokenize_request(prompt, model, add_special_tokens)
+        text. chat: fields of `ChatOptions`, for messages."""
+        request = tokenize_request(prompt, model, add_special_tokens, chat or {})
         return list((await self._unary(self._stub.Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = False) -> str:
@@ -174,6 +180,32 @@ class Client:
 
     async def models(self) -> list[inference_pb2.Model]:
         return list((await self._unary(self._stub.ListModels, inference_pb2.ListModelsRequest())).models)
+
+    async def tokenizer_info(self) -> inference_pb2.GetTokenizerInfoResponse:
+        """Returns the chat template and the special tokens. FAILED_PRECONDITION: the stack lacks
+        --enable-tokenizer-info-endpoint."""
+        request = inference_pb2.GetTokenizerInfoRequest()
+        info: inference_pb2.GetTokenizerInfoResponse = await self._unary(self._stub.GetTokenizerInfo, request)
+        return info
+
+    async def sleep(self, level: int = 1, mode: str = "wait") -> None:
+        """Makes the model give its memory back until wake(). mode: what becomes of running requests: wait, keep or
+        abort (`SleepMode` of admin.proto)."""
+        value = admin_pb2.SleepMode.Value(f"SLEEP_MODE_{mode.upper()}")
+        await self._unary(self._admin.SleepModel, admin_pb2.SleepModelRequest(level=level, mode=value))
+
+    async def wake(self) -> None:
+        """Wakes the model, and returns once it takes requests."""
+        await self._unary(self._admin.WakeModel, admin_pb2.WakeModelRequest())
+
+    async def reset_prefix_cache(self) -> None:
+        """Makes all executors forget the prefixes that later requests could find."""
+        await self._unary(self._admin.ResetPrefixCache, admin_pb2.ResetPrefixCacheRequest())
+
+    async def load_adapter(self, name: str, path: str = "") -> None:
+        """Loads an adapter, so that requests may name it as their model. path: its files; "": those in --lora-dir."""
+        request = admin_pb2.AdminServiceLoadAdapterRequest(name=name, path=path, replaces=True)
+        await self._unary(self._admin.LoadAdapter, request)
 
     async def _unary(self, method: Any, request: Any) -> Any:
         try:

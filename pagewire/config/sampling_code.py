@@ -20,13 +20,11 @@ class ParameterOptions(TypedDict, total=False):
 '''
 _DATACLASS = '''
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ParameterFields:
     """Fields of `pagewire.SamplingParams`; None leaves one unset."""
 
 '''
-# `pagewire.LLM` returns no log probabilities of prompts, and runs all its requests for one user.
-_NOT_OF_LLM = ("prompt_logprobs", "priority")
 
 
 def _type(parameter: Parameter) -> str:
@@ -36,11 +34,7 @@ def _type(parameter: Parameter) -> str:
 def code() -> str:
     """Returns the content of the file."""
     options = [f"    {one.name}: {_type(one)}\n" for one in PARAMETERS]
-    fields = [
-        f"    {one.name}: {_type(one)} = {False if one.type is bool else None}\n"
-        for one in PARAMETERS
-        if one.name not in _NOT_OF_LLM
-    ]
+    fields = [f"    {one.name}: {_type(one)} = {False if one.type is bool else None}\n" for one in PARAMETERS]
     return "".join([_HEAD, *options, _DATACLASS, *fields])
 
 

@@ -1,7 +1,7 @@
 """A stack for one program: a separate process that serves until the program closes it, or dies.
 
-The program holds one end of a pipe, and the stack ends when it reads the end of the pipe. So it never outlives the
-program, no matter which thread started it and how the program ends.
+The stack watches the program by its process id, and ends with it, no matter which thread started the stack, what else
+the program has started, and how it ends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import collections
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import IO, TYPE_CHECKING
 
 from pagewire import flags
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _KEPT_LINES = 20
 _STOP_MARGIN_S = 15.0
 _WITHOUT_REST = "without-rest"
+_POLL_S = 0.5
 
 
 class OwnStack:
@@ -42,12 +46,14 @@ class OwnStack:
         self, config: ServeConfig, echo: Callable[[str], None] | None = None, *, with_rest: bool = True
     ) -> None:
         kind = () if with_rest else (_WITHOUT_REST,)
-        argv = [sys.executable, "-P", "-m", "pagewire.stack.own_stack", *kind, *flags.to_argv(config)]
+        self._owner = os.getpid()
+        program = [sys.executable, "-P", "-m", "pagewire.stack.own_stack", str(self._owner)]
+        argv = [*program, *kind, *flags.to_argv(config)]
         self._stop_timeout = config.time_to_end + _STOP_MARGIN_S
         # In a new session, so that Ctrl-C in the terminal reaches only the program.
         self._process = subprocess.Popen(
             argv,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=launch.environment(config),
@@ -74,13 +80,12 @@ class OwnStack:
         self.grpc, self.rest = answer["grpc"], answer["rest"]
 
     def close(self) -> None:
-        """Ends the stack; requests in flight may finish within --shutdown-timeout. Safe to call twice."""
+        """Ends the stack; requests in flight may finish within --shutdown-timeout. Safe to call twice, and without
+        effect in a process that the program has forked."""
+        if os.getpid() != self._owner:
+            return
         process = self._process
-        if process.stdin is not None and not process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        if not self.grpc:
-            process.terminate()  # it reads its input only once it is ready
+        process.terminate()
         try:
             process.wait(self._stop_timeout)
         except subprocess.TimeoutExpired:
@@ -102,16 +107,20 @@ class OwnStack:
 
 
 def main() -> int:
-    """Runs the process of the stack: prints its addresses as a line of JSON, and serves until the end of its input."""
+    """Runs the process of the stack: prints its addresses as a line of JSON, and serves until the program ends or
+    closes it."""
+    program = int(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # until the supervisor takes signals
+    threading.Thread(target=_end_with, args=(program,), name="watch-program", daemon=True).start()
     from pagewire.config import SET_BY_STACK, ServeConfig
     from pagewire.stack import running, stack
 
     # Standard output is for this line alone; anything else that is printed goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with_rest = sys.argv[1:2] != [_WITHOUT_REST]
+    with_rest = sys.argv[2:3] != [_WITHOUT_REST]
     config = flags.parse(
-        ServeConfig, sys.argv[1 if with_rest else 2 :], prog="pagewire", description="", without=SET_BY_STACK
+        ServeConfig, sys.argv[2 if with_rest else 3 :], prog="pagewire", description="", without=SET_BY_STACK
     )
 
     async def serve(served: ServeConfig) -> int:
@@ -119,10 +128,8 @@ def main() -> int:
         grpc = endpoint(host, served.grpc_port)
         rest = f"http://{endpoint(host, served.port)}" if with_rest else ""
         print(json.dumps({"rest": rest, "grpc": grpc}), file=answers, flush=True)
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 4096) else ended.set())
         with running.announced(served, shared=False, with_rest=with_rest):
-            await ended.wait()
+            await asyncio.Event().wait()  # until a signal
         return 0
 
     try:
@@ -130,6 +137,17 @@ def main() -> int:
     except StartupError as error:
         print(json.dumps({"error": str(error)}), file=answers, flush=True)
         return 1
+
+
+def _end_with(program: int) -> None:
+    """Ends this process, as close() does, once the program has ended. It may end before this begins."""
+    with contextlib.suppress(OSError, AttributeError):  # it has just ended, or the kernel is older than 5.3
+        ending = os.pidfd_open(program)
+        while os.getppid() == program and not select.select([ending], [], [], None)[0]:
+            pass
+    while os.getppid() == program:
+        time.sleep(_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class RunningStack:
 
     names: served model names. model: its files. rest: "" without a gateway. started: Unix time, seconds. shared:
     whether it serves any client, not only one program. local: a socket for commands of this user, if the gRPC address
-    needs certificates.
+    needs certificates. lines: the address of its LineService; "": it has none.
     """
 
     pid: int
@@ -34,6 +34,7 @@ class RunningStack:
     started: float
     shared: bool
     local: str = ""
+    lines: str = ""
 
     @property
     def reachable(self) -> str:
@@ -50,7 +51,9 @@ def registry() -> Path:
 
 
 @contextlib.contextmanager
-def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True, local: str = "") -> Iterator[None]:
+def announced(
+    config: ServeConfig, *, shared: bool, with_rest: bool = True, local: str = "", lines: str = ""
+) -> Iterator[None]:
     """Lists the stack of this resolved configuration for the time of the context.
 
     A stack that cannot be listed serves nevertheless; the log has the cause at level debug.
@@ -62,6 +65,7 @@ def announced(config: ServeConfig, *, shared: bool, with_rest: bool = True, loca
         rest=rest_url(config) if with_rest else "",
         grpc=grpc_address(config),
         local=local,
+        lines=lines,
         started=time.time(),
         shared=shared,
     )

@@ -5,6 +5,7 @@ import json
 import mimetypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypedDict
 
 from pagewire.v1 import common_pb2, inference_pb2
@@ -102,14 +103,18 @@ def input_text(text: str | Sequence[int] | Sequence[Message]) -> inference_pb2.I
 
 
 def tokenize_request(
-    prompt: str | Sequence[Message], model: str, add_special_tokens: bool | None
+    prompt: str | Sequence[Message],
+    model: str,
+    add_special_tokens: bool | None,
+    chat: Mapping[str, Any] = MappingProxyType({}),
 ) -> inference_pb2.TokenizeRequest:
+    """Returns the message. chat: fields of `ChatOptions`, for messages."""
     request = inference_pb2.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
     if isinstance(prompt, str):
         request.text = prompt
         request.add_special_tokens = add_special_tokens is not False
     else:
-        request.chat.CopyFrom(_chat(prompt, {}))
+        request.chat.CopyFrom(_chat(prompt, chat))
     return request
 
 

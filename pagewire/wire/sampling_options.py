@@ -26,7 +26,7 @@ class ParameterOptions(TypedDict, total=False):
     priority: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ParameterFields:
     """Fields of `pagewire.SamplingParams`; None leaves one unset."""
 
@@ -42,3 +42,5 @@ class ParameterFields:
     min_tokens: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None

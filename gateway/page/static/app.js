@@ -1,34 +1,38 @@
-// The page: its two views, and the status that both show.
+// The page: its views, and the status that all show.
 
 import { events, request } from "./api.js";
 import * as chat from "./chat.js";
-import { byId } from "./dom.js";
+import { byId, pause, visible } from "./dom.js";
 import * as engine from "./engine.js";
+import * as models from "./models.js";
 import * as vectors from "./vectors.js";
 
 const RETRY_MS = 1500;
-const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+const TITLES = { chat: "Pagewire", vectors: "Embeddings – Pagewire", engine: "Engine – Pagewire" };
 
-let first = "chat"; // the view beside the engine: "chat" or "vectors"
+let offered = ["chat", "engine"];
 
 function showView() {
-  const isEngine = location.hash === "#engine";
-  byId("chat").hidden = isEngine || first !== "chat";
-  byId("vectors").hidden = isEngine || first !== "vectors";
-  byId("engine").hidden = !isEngine;
-  for (const [id, current] of [["to-chat", !isEngine], ["to-engine", isEngine]]) {
-    if (current) byId(id).setAttribute("aria-current", "page");
-    else byId(id).removeAttribute("aria-current");
+  const asked = location.hash.slice(1);
+  const shown = offered.includes(asked) ? asked : offered[0];
+  for (const view of Object.keys(TITLES)) {
+    byId(view).hidden = view !== shown;
+    if (view === shown) byId(`to-${view}`).setAttribute("aria-current", "page");
+    else byId(`to-${view}`).removeAttribute("aria-current");
   }
-  document.title = isEngine ? "Engine – Pagewire" : "Pagewire";
-  if (isEngine) engine.redraw();
+  document.title = TITLES[shown];
+  if (shown === "engine") engine.redraw();
 }
 
-/** Offers embeddings instead of a chat, for a model that does not generate. */
-function offerVectors(model) {
-  first = "vectors";
-  byId("to-chat").textContent = "Embeddings";
-  vectors.start(model);
+/** Offers the views that the models are for: a chat, and embeddings if there are models for them. */
+function showModels(listed) {
+  const vectorModels = listed.filter((model) => models.embeds(model));
+  const hasChat = listed.some((model) => models.chats(model)) || !vectorModels.length;
+  byId("to-chat").hidden = !hasChat;
+  byId("to-vectors").hidden = !vectorModels.length;
+  offered = [...(hasChat ? ["chat"] : []), ...(vectorModels.length ? ["vectors"] : []), "engine"];
+  chat.showModels(listed);
+  vectors.showModels(vectorModels);
   showView();
 }
 
@@ -44,12 +48,6 @@ function summary({ ready, reason, services, replicas, sleep }) {
   if (ready && sleep.level) return ["serving", "Asleep", sleep.problem || (sleep.wakes_on_request ? "A request wakes the model." : "Requests wait until the model is woken.")];
   if (!ready || !replicas.some(({ attached }) => attached)) return ["not_serving", "Starting", reason];
   return ["serving", "Ready"];
-}
-
-/** Waits until the page is visible: a hidden page sends no requests. */
-function visible() {
-  if (!document.hidden) return Promise.resolve();
-  return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 }
 
 async function watch() {
@@ -71,7 +69,7 @@ async function watch() {
       }
     }
     document.removeEventListener("visibilitychange", hide);
-    if (!controller.signal.aborted) await sleep(RETRY_MS);
+    if (!controller.signal.aborted) await pause(RETRY_MS);
   }
 }
 
@@ -88,7 +86,7 @@ async function watchReadiness() {
       if (error.status) showHealth("not_serving", "Starting", error.message);
       else showHealth("unreachable", "Gateway not reachable");
     }
-    await sleep(2 * RETRY_MS);
+    await pause(2 * RETRY_MS);
   }
 }
 
@@ -98,6 +96,8 @@ addEventListener("hashchange", () => {
 });
 addEventListener("keydown", ({ key }) => key === "Tab" && document.body.classList.add("tabbing"));
 engine.start();
-chat.start(offerVectors);
+chat.start();
+vectors.start();
+models.start(showModels);
 showView();
 watch();

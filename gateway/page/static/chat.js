@@ -4,9 +4,12 @@ import { ApiError, events, request } from "./api.js";
 import { makeRoom } from "./context.js";
 import { byId, make } from "./dom.js";
 import { MessageView } from "./message.js";
+import * as models from "./models.js";
 import * as settings from "./settings.js";
 
 const STORED = "pagewire.messages";
+const CHOSEN = "pagewire.model";
+const NO_CHAT = "No model of this server can chat.";
 const STARTERS = ["Explain paging in three sentences", "Write a haiku about memory", "Merge two sorted lists in Python"];
 
 let messages = [];
@@ -59,6 +62,7 @@ function regenerate(index) {
 }
 
 function say(content) {
+  if (models.areListed() && !byId("model").value) return;
   add({ role: "user", content });
   answer();
 }
@@ -103,6 +107,7 @@ async function answer() {
   const controller = new AbortController();
   setRunning(controller);
   scrollToEnd();
+  message.unfollow = models.follow(byId("model").value, (doing) => showWaiting(message, view, doing));
   try {
     const sent = await body(said, message, controller.signal);
     view.show();
@@ -112,12 +117,22 @@ async function answer() {
     else message.error = error instanceof ApiError ? error.message : `The connection was lost: ${error.message}`;
   }
   message.isStreaming = false;
+  message.unfollow();
+  message.waiting = "";
   const follows = isAtEnd();
   view.show();
   if (follows) scrollToEnd();
   setRunning(null);
   store();
+  models.refresh();
   byId("announcement").textContent = message.error ? "" : message.figures.stopped ? "Stopped" : ["Answer complete", message.note].filter(Boolean).join(". ");
+}
+
+/** Shows what the model of an answer does before it can begin. */
+function showWaiting(message, view, doing) {
+  if (doing && !message.waiting) byId("announcement").textContent = doing;
+  message.waiting = doing;
+  view.show();
 }
 
 function send(sent, controller, message) {
@@ -132,6 +147,8 @@ async function receive(response, message, view) {
     const now = performance.now();
     if (!firstAt && (delta.content || delta.reasoning)) {
       firstAt = now;
+      message.unfollow();
+      message.waiting = "";
       message.figures.first = (now - message.began) / 1000;
     }
     message.content += delta.content ?? "";
@@ -170,29 +187,25 @@ function submit() {
   say(content);
 }
 
-async function listModels(offerVectors) {
+function showAdvice() {
+  const model = models.named(byId("model").value);
+  byId("empty-model").textContent = model?.id ?? "the model";
+  byId("model-state").textContent = model ? models.advice(model) : (models.areListed() ? NO_CHAT : "");
+  byId("model-state").classList.toggle("failed", Boolean(model?.problem));
+  settings.showDefaults(model);
+}
+
+/** listed: of /v1/models. */
+export function showModels(listed) {
   const picker = byId("model");
-  const models = (await (await request("v1/models")).json()).data;
-  picker.replaceChildren(...models.map(({ id }) => make("option", { value: id, textContent: id })));
-  byId("empty-model").textContent = models[0]?.id ?? "the model";
-  if (models.length && !(await (await request("model_info")).json()).is_generation) offerVectors(models[0].id);
-  settings.showDefaults(models[0]);
-  picker.addEventListener("change", () => (byId("empty-model").textContent = picker.value));
+  const isFirst = !picker.length;
+  models.fill(picker, listed, models.chats);
+  const chosen = listed.find(({ id }) => id === sessionStorage.getItem(CHOSEN));
+  if (isFirst && chosen && models.chats(chosen)) picker.value = chosen.id;
+  showAdvice();
 }
 
-/** Retries until there is an answer: the services may still be loading. */
-async function listModelsSoon(offerVectors) {
-  for (;;) {
-    try {
-      return await listModels(offerVectors);
-    } catch {
-      await new Promise((resolve) => setTimeout(resolve, 2000));
-    }
-  }
-}
-
-/** offerVectors: called with the model if it does not generate. */
-export function start(offerVectors) {
+export function start() {
   settings.start();
   for (const text of STARTERS) byId("starters").append(make("button", { type: "button", textContent: text, onclick: () => running || say(text) }));
   for (const message of JSON.parse(sessionStorage.getItem(STORED) ?? "[]")) add(message);
@@ -211,5 +224,9 @@ export function start(offerVectors) {
   document.addEventListener("keydown", (event) => event.key === "Escape" && stop());
   byId("stop").addEventListener("click", stop);
   byId("new-chat").addEventListener("click", newChat);
-  listModelsSoon(offerVectors);
+  byId("model").addEventListener("change", () => {
+    sessionStorage.setItem(CHOSEN, byId("model").value);
+    showAdvice();
+  });
+  byId("model").addEventListener("focus", models.refresh);
 }

@@ -21,7 +21,7 @@ function figures({ tokens, first, rate, stopped, cut }) {
   return parts.join(" · ");
 }
 
-/** Shows `message`: {role, content, reasoning, error, note, figures}. `actions`: {edit, regenerate}. */
+/** Shows `message`: {role, content, reasoning, error, note, figures, waiting}. `actions`: {edit, regenerate}. */
 export class MessageView {
   #message;
   #reasoning = make("div", { class: "prose" });
@@ -76,7 +76,7 @@ export class MessageView {
     this.#note.textContent = note ?? "";
     this.#error.hidden = !error;
     this.#error.textContent = error ?? "";
-    this.#figures.textContent = this.#message.figures ? figures(this.#message.figures) : "";
+    this.#figures.textContent = this.#message.waiting || (this.#message.figures ? figures(this.#message.figures) : "");
   }
 
   /** Lets the user edit the text in place; calls `done` with the new text. */

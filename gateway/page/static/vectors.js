@@ -2,6 +2,7 @@
 
 import { ApiError, request } from "./api.js";
 import { byId, copyButton, make } from "./dom.js";
+import * as models from "./models.js";
 
 const SHOWN = 8; // numbers of a vector
 
@@ -58,23 +59,39 @@ async function results(model, input) {
   }
 }
 
-async function submit(model) {
+async function submit() {
   const input = [byId("first-text").value, byId("second-text").value].filter((text) => text.trim());
   if (!input.length) return;
+  const model = byId("vectors-model").value;
+  const result = byId("vectors-result");
   byId("embed").disabled = true;
+  const unfollow = models.follow(model, (doing) => doing && result.replaceChildren(make("p", { class: "note", textContent: doing })));
   try {
-    byId("vectors-result").replaceChildren(...(await results(model, input)));
+    result.replaceChildren(...(await results(model, input)));
   } catch (error) {
     const text = error instanceof ApiError ? error.message : `The connection was lost: ${error.message}`;
-    byId("vectors-result").replaceChildren(make("p", { class: "error", textContent: text }));
+    result.replaceChildren(make("p", { class: "error", textContent: text }));
   }
+  unfollow();
+  models.refresh();
   byId("embed").disabled = false;
 }
 
-export function start(model) {
-  byId("vectors-model").textContent = model;
+function showAdvice() {
+  const model = models.named(byId("vectors-model").value);
+  byId("vectors-state").textContent = model ? models.advice(model) : "";
+}
+
+/** listed: the models that embed or classify, of /v1/models. */
+export function showModels(listed) {
+  models.fill(byId("vectors-model"), listed, models.embeds);
+  showAdvice();
+}
+
+export function start() {
+  byId("vectors-model").addEventListener("change", showAdvice);
   byId("vectors-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    submit(model);
+    submit();
   });
 }

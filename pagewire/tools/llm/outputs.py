@@ -1,16 +1,18 @@
 """The outputs of `pagewire.LLM`; the names are vLLM's."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pagewire.v1 import common_pb2, inference_pb2
 
 
 @dataclass
 class Logprob:
-    """One log probability. vLLM's rank is missing, because it is not known here."""
+    """One log probability. rank: 1 for the most probable token; None if it is not among the alternatives."""
 
     logprob: float
-    decoded_token: str
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 @dataclass
@@ -36,20 +38,38 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    lora_request: object = None
+
+    def finished(self) -> bool:
+        """Returns whether it has ended."""
+        return self.finish_reason is not None
 
 
 @dataclass
 class RequestOutput:
-    """All outputs of a request. error: why there are no outputs, if the caller set return_errors."""
+    """All outputs of a request. prompt_logprobs: of each token of the prompt, None for the first, if asked for. error:
+    why there are no outputs, if the caller set return_errors."""
 
     prompt: object
     prompt_token_ids: list[int] = field(default_factory=list)
     outputs: list[CompletionOutput] = field(default_factory=list)
     num_cached_tokens: int = 0
     error: "PromptError | None" = None
+    request_id: str = ""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    lora_request: object = None
+    metrics: None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all outputs have ended."""
+        return bool(self.outputs) and all(output.finished() for output in self.outputs)
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:
         """Adds the next part of one of the outputs."""
+        self.request_id = self.request_id or response.request_id
+        if response.HasField("prompt_logprobs"):
+            self.prompt_logprobs = _of_prompt(response.prompt_logprobs)
         if response.prompt_token_ids:
             self.prompt_token_ids = list(response.prompt_token_ids)
         while len(self.outputs) <= response.index:
@@ -81,13 +101,36 @@ def _add_call(calls: list[ToolCall], delta: inference_pb2.ToolCallDelta) -> None
 def _add_logprob(output: CompletionOutput, token: inference_pb2.TokenLogprob) -> None:
     if output.logprobs is None:
         output.logprobs, output.cumulative_logprob = [], 0.0
-    output.logprobs.append({t.token_id: Logprob(t.logprob, t.token) for t in (token, *token.top_logprobs)})
+    ranked = {t.token_id: Logprob(t.logprob, rank, t.token) for rank, t in enumerate(token.top_logprobs, 1)}
+    output.logprobs.append({token.token_id: Logprob(token.logprob, None, token.token)} | ranked)
     output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token.logprob
+
+
+def _of_prompt(found: inference_pb2.PromptLogprobs) -> list[dict[int, Logprob] | None]:
+    """Returns the entries of each token of the prompt, by token id; the first of a token's entries is its own."""
+    columns, texts = found.logprobs, found.tokens
+    of_tokens: list[dict[int, Logprob] | None] = [None]
+    width = columns.entries_per_token
+    for token, own_rank in enumerate(columns.ranks):
+        entries: dict[int, Logprob] = {}
+        for rank in range(width):
+            i = token * width + rank
+            entry = Logprob(columns.logprobs[i], rank or own_rank, texts[i])
+            entries.setdefault(columns.token_ids[i], entry)
+        of_tokens.append(entries)
+    return of_tokens
 
 
 @dataclass
 class Embedding:
+    """A vector."""
+
     embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """The number of its values."""
+        return len(self.embedding)
 
 
 @dataclass
@@ -101,6 +144,11 @@ class Classification:
 
     probs: list[float]
     labels: list[str]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.probs)
 
 
 @dataclass
@@ -116,6 +164,40 @@ class Score:
 @dataclass
 class ScoringRequestOutput:
     outputs: Score
+
+
+@dataclass
+class Pooling:
+    """The numbers of a text. data: a `torch.Tensor` if PyTorch is installed, else a list."""
+
+    data: Any
+
+
+@dataclass
+class PoolingRequestOutput:
+    outputs: Pooling
+
+
+@dataclass
+class BeamSearchSequence:
+    """An output of a search. tokens: those of the prompt and of the output; text: theirs. logprobs: of each token of
+    the output and of its alternatives, by token id. cum_logprob: of the tokens of the output together."""
+
+    orig_prompt: object
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    lora_request: object = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The outputs of a search, the best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 class PromptError(Exception):

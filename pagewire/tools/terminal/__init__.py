@@ -1,1 +1,1 @@
-"""The commands `pagewire run`, `chat`, `pull`, `list`, `ps` and `rm`."""
+"""The commands `pagewire run`, `chat`, `pull`, `list`, `ps`, `stop` and `rm`."""

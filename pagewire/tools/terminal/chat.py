@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import grpc
@@ -24,12 +25,16 @@ from pagewire.wire.rpc import RpcError
 _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 
-async def chat(config: ChatConfig) -> int:
+# Makes the model ready before a question, if it may have been taken out of memory since the last one.
+Before = Callable[[], Awaitable[None]]
+
+
+async def chat(config: ChatConfig, before: Before | None = None) -> int:
     """Answers questions from the terminal, or one per line from a pipe, until the end. Returns the exit code."""
     config = replace(config, address=grpc_address(config.address))
     async with connected(config) as client:
         try:
-            return await _Chat(client, config, await _model(client, config)).run()
+            return await _Chat(client, config, await _model(client, config), before).run()
         except RpcError as error:
             raise explain(error, config) from error
 
@@ -91,11 +96,14 @@ class _Answer:
 
 
 class _Chat:
-    def __init__(self, client: Client, config: ChatConfig, model: inference_pb2.Model) -> None:
+    def __init__(
+        self, client: Client, config: ChatConfig, model: inference_pb2.Model, before: Before | None = None
+    ) -> None:
         given = {name: value for name, value in options(config).items() if name != "model" and value is not None}
         self._client = client
         self._config = config
         self._model = model
+        self._before = before
         of_server = MessageToDict(model.default_sampling_params, preserving_proto_field_name=True)
         self._conversation = Conversation(config.system, given, chat_defaults(model), of_server)
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -131,13 +139,15 @@ class _Chat:
 
     async def _turn(self, question: str) -> None:
         try:
+            if self._before is not None:
+                await self._before()
             await self._make_room(question)
             answer = await self.answer(question)
-        except RpcError as error:
+        except (RpcError, StartupError) as error:
             if not self._terminal:
                 raise
             # The conversation is unchanged, and can continue or be saved.
-            print(self._explanation(error))
+            print(self._explanation(error) if isinstance(error, RpcError) else error)
             return
         if self._terminal and answer.num_tokens:
             print(_dim(answer.summary()))

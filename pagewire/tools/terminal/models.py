@@ -1,29 +1,30 @@
-"""`pagewire model pull`, `list`, `rm`: the models in the caches of this machine. `pagewire ps`: the stacks on it."""
+"""`pagewire model pull`, `list`, `rm`: the models in the caches of this machine."""
 
+import asyncio
 import logging
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pagewire import flags
 from pagewire.config import ModelConfigFlags
 from pagewire.config.fields import flag
 from pagewire.errors import StartupError
-from pagewire.files.models import cache_directory, find_model
+from pagewire.files.model_files import gguf_splits
+from pagewire.files.models import cache_directory, default_served_name, find_model
 from pagewire.files.wheel_models import WHEEL_MODELS
-from pagewire.progress_line import duration
 from pagewire.stack.running import running_stacks
 from pagewire.tools.terminal import page_cache
+from pagewire.tools.terminal.stacks import NoFlags, models_of
 from pagewire.tools.terminal.table import print_table, size_text
 
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model on this machine. name: the MODEL for `pagewire serve`. size: bytes. revisions: those of a repository of
-    the Hub."""
+    """A model on this machine. name: the MODEL for `pagewire serve`; of one in several GGUF files, the first of them.
+    size: bytes. revisions: those of a repository of the Hub."""
 
     name: str
     source: str
@@ -47,11 +48,6 @@ class PullConfig(ModelConfigFlags):
 @dataclass(frozen=True, kw_only=True)
 class RmConfig:
     model: str = flag("", "a model, as `pagewire list` names it", group="model")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoFlags:
-    """The configuration of commands without flags."""
 
 
 def pull(argv: list[str]) -> int:
@@ -85,7 +81,8 @@ def _warm(path: Path) -> None:
 
 
 def list_models(argv: list[str]) -> int:
-    _no_flags(argv, "list", "The models in the caches of Pagewire and of the Hub, the newest first.")
+    description = "The models in the caches of Pagewire and of the Hub, the newest first."
+    flags.parse(NoFlags, argv, prog="pagewire list", description=description, flags_only=True)
     models = sorted(cached_models(), key=lambda model: -model.modified)
     if not models:
         print("no models yet: pagewire pull MODEL")
@@ -109,12 +106,11 @@ def rm(argv: list[str]) -> int:
     )
     if not config.model:
         raise StartupError("name the model to delete; `pagewire list` shows the models")
-    model = next((model for model in cached_models() if model.name == config.model), None)
+    named = (model for model in cached_models() if config.model in (model.name, *map(str, model.paths)))
+    model = next(named, None)
     if model is None:
         raise StartupError(f"no model {config.model!r} is in the caches; `pagewire list` shows the models")
-    for stack in running_stacks():
-        if any(Path(stack.model) == path or path in Path(stack.model).parents for path in model.paths):
-            raise StartupError(f"{model.name} is being served by process {stack.pid} (`pagewire ps`); stop that first")
+    _check_unused(model)
     try:
         _delete(model)
     except OSError as error:
@@ -123,25 +119,16 @@ def rm(argv: list[str]) -> int:
     return 0
 
 
-def ps(argv: list[str]) -> int:
-    _no_flags(argv, "ps", "The stacks of this user that run on this machine, the newest last.")
-    stacks = running_stacks()
-    if not stacks:
-        print("no stack is running: pagewire serve MODEL")
-        return 0
-    rows = [
-        (
-            ",".join(stack.names),
-            str(stack.pid),
-            f"{stack.rest}/v1" if stack.rest else "none",
-            stack.grpc,
-            duration(time.time() - stack.started),
-            "serve" if stack.shared else "one program",
-        )
-        for stack in stacks
-    ]
-    print_table(("MODEL", "PID", "REST", "GRPC", "UP", "FOR"), rows)
-    return 0
+def _check_unused(model: CachedModel) -> None:
+    """Raises StartupError if a running stack serves the model."""
+    names = {model.name, default_served_name(model.name)}
+    for stack, lines, _ in asyncio.run(models_of(running_stacks())):
+        if any(Path(stack.model) == path or path in Path(stack.model).parents for path in model.paths):
+            raise StartupError(f"{model.name} is being served by process {stack.pid} (`pagewire ps`); stop that first")
+        used = (line for line in lines if line.tokenizer_address and names & {line.name, *line.served_names})
+        if line := next(used, None):
+            remedy = f"`pagewire stop {line.name}`"
+            raise StartupError(f"{model.name} is being served by process {stack.pid} (`pagewire ps`); first {remedy}")
 
 
 def cached_models() -> list[CachedModel]:
@@ -154,8 +141,9 @@ def _own_cache() -> Iterator[CachedModel]:
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         if path.name in names:
             yield CachedModel(names[path.name], "PyPI", _bytes(path), path.stat().st_mtime, (path,))
-        elif path.suffix == ".gguf":
-            yield CachedModel(str(path), "file", _bytes(path), path.stat().st_mtime, (path,))
+        elif path.suffix == ".gguf" and (parts := _parts(path)):
+            modified = max(part.stat().st_mtime for part in parts)
+            yield CachedModel(str(path), "file", sum(map(_bytes, parts)), modified, tuple(parts))
 
 
 def _hub_cache() -> Iterator[CachedModel]:
@@ -177,10 +165,18 @@ def _hub_cache() -> Iterator[CachedModel]:
                 repository.repo_id, "Hub", repository.size_on_disk, modified, (repository.repo_path,), hashes
             )
         elif repository.repo_type == "model":
-            for file in files:
-                if file.file_name.endswith(".gguf"):
-                    paths = (file.file_path, file.blob_path)
-                    yield CachedModel(str(file.file_path), "Hub", file.size_on_disk, modified, paths)
+            found = {file.file_path: file for file in files if file.file_name.endswith(".gguf")}
+            for path in sorted(found):
+                if parts := [found[part] for part in _parts(path) if part in found]:
+                    size = sum(part.size_on_disk for part in parts)
+                    paths = tuple(path for part in parts for path in (part.file_path, part.blob_path))
+                    yield CachedModel(str(path), "Hub", size, modified, paths)
+
+
+def _parts(path: Path) -> list[Path]:
+    """Returns the files of a GGUF model that are there, if `path` is the first of them; none for its other files."""
+    parts = [part for part in gguf_splits(path) if part.exists()]
+    return parts if parts and parts[0] == path else []
 
 
 def _delete(model: CachedModel) -> None:
@@ -198,7 +194,3 @@ def _delete(model: CachedModel) -> None:
 
 def _bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
-
-
-def _no_flags(argv: list[str], command: str, description: str) -> Any:
-    return flags.parse(NoFlags, argv, prog=f"pagewire {command}", description=description, flags_only=True)

@@ -15,10 +15,12 @@ from pagewire.config.fields import flag
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, is_of_hub, resolve_model
 from pagewire.stack.own_stack import OwnStack
-from pagewire.stack.running import RunningStack, stack_that_serves
+from pagewire.stack.running import RunningStack, running_stacks, stack_that_serves
 from pagewire.tools.client_config import ChatConfig, SamplingFlags
 from pagewire.tools.generate import valid_text
 from pagewire.tools.terminal.chat import answer_once, chat
+from pagewire.tools.terminal.stack_lines import READY, StackLines, has_name
+from pagewire.tools.terminal.stacks import models_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class RunConfig(SamplingFlags, ServeConfig):
 
 
 _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for f in dataclasses.fields(SamplingFlags)})
+_CLEAR = "\r\x1b[K"
 # Flags of ports and storage: a stack that ends with the conversation needs neither.
 _NOT_OFFERED = (
     *SET_BY_STACK,
@@ -61,16 +64,23 @@ def main(argv: list[str]) -> int:
         argv,
         prog="pagewire run",
         description="A conversation with MODEL in the terminal, or the answer to PROMPT and piped input. A running"
-        " stack that serves MODEL answers, if no flags of the stack are given; otherwise a new stack, which"
-        " ends with it.",
+        " stack that has MODEL answers, and loads or wakes it, if no flags of the stack are given; otherwise a new"
+        " stack, which ends with it.",
         positional=("model", "prompt"),
         without=_NOT_OFFERED,
     )
     question = _question(config.prompt)
-    with _stack(config) as address:
+    served = asyncio.run(_running(config))
+    with contextlib.ExitStack() as resources:
+        address = resources.enter_context(_stack(config)) if served is None else asyncio.run(served.ready())
         sampling = {field.name: getattr(config, field.name) for field in dataclasses.fields(SamplingFlags)}
         settings = ChatConfig(address=address, system=config.system, **sampling)
-        return asyncio.run(chat(settings) if question is None else answer_once(settings, question))
+
+        async def before() -> None:
+            if served is not None:
+                await served.ready()
+
+        return asyncio.run(chat(settings, before) if question is None else answer_once(settings, question))
 
 
 def _question(prompt: str | None) -> str | None:
@@ -85,15 +95,12 @@ def _question(prompt: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _stack(config: RunConfig) -> Iterator[str]:
-    """Yields the address of a stack that serves the model. Raises StartupError."""
-    if (running := _running(config)) is not None:
-        yield running.reachable
-        return
+    """Yields the address of a new stack that serves the model. Raises StartupError."""
     started = time.monotonic()
     terminal = sys.stderr.isatty()
     if terminal:
         print(f"starting {default_served_name(config.model)} ...", end="", file=sys.stderr, flush=True)
-    clear = "\r\x1b[K" if terminal else ""
+    clear = _CLEAR if terminal else ""
 
     def echo(line: str) -> None:
         print(f"{clear}{line}", file=sys.stderr, flush=True)
@@ -109,11 +116,43 @@ def _stack(config: RunConfig) -> Iterator[str]:
         yield stack.grpc
 
 
-def _running(config: RunConfig) -> RunningStack | None:
-    """Returns a running stack that serves the model, unless flags of the stack are given."""
+@dataclasses.dataclass(frozen=True)
+class _Served:
+    """A running stack with the model. line: its name there; "": the stack has one model, which always serves."""
+
+    stack: RunningStack
+    line: str = ""
+
+    async def ready(self) -> str:
+        """Loads or wakes the model, with progress on a terminal, and returns an address for clients. Raises
+        StartupError."""
+        if not self.line:
+            return self.stack.reachable
+        terminal = sys.stderr.isatty()
+
+        def show(text: str) -> None:
+            print(f"{_CLEAR}{text} ...", end="", file=sys.stderr, flush=True)
+
+        async with StackLines(self.stack) as lines:
+            try:
+                return str((await lines.loaded(self.line, show if terminal else None)).tokenizer_address)
+            finally:
+                if terminal:
+                    print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+async def _running(config: RunConfig) -> _Served | None:
+    """Returns a running stack that has the model, if possible one in which it serves, unless flags of a stack are
+    given."""
     for field in dataclasses.fields(ServeConfig):
         if field.name not in _OWN_FLAGS and getattr(config, field.name) != field.default:
             return None
+    listed = await models_of([stack for stack in running_stacks() if stack.shared])
+    named = [(stack, line) for stack, lines, _ in listed for line in lines if has_name(line, config.model)]
+    if named:
+        stack, line = min(named, key=lambda found: found[1].state != READY)
+        return _Served(stack, line.name)
     # A hub id is not looked up, which might need the network.
     files = None if is_of_hub(config.model) else resolve_model(config.model, accepted_license=config.accept_license)
-    return stack_that_serves(config.model, files)
+    one = stack_that_serves(config.model, files)
+    return None if one is None else _Served(one, one.names[0] if one.lines else "")

@@ -1,6 +1,7 @@
 """The page in headless Chromium, as its users meet it. Skipped where playwright or Chromium is missing:
 `pip install -e ".[browser]"`, and `apt install chromium` or `playwright install chromium`."""
 
+import asyncio
 import json
 import os
 import re
@@ -22,7 +23,9 @@ expect = playwright.expect
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("PAGEWIRE_TEST_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 # What the browser itself says of an answer that is an error, and of a gateway that is away.
-_REFUSED = re.compile(r"Failed to load resource: (the server responded with a status of 4|net::ERR_(CONN|INC|EMPTY))")
+_REFUSED = re.compile(
+    r"Failed to load resource: (the server responded with a status of (4|503)|net::ERR_(CONN|INC|EMPTY))"
+)
 PROMPT = "Count from one to fifty in words."
 ANSWER = "#messages .assistant:last-child > .prose"
 
@@ -275,6 +278,95 @@ async def test_a_key_is_asked_for_once_and_kept(fake: FakeTokenizer, tmp_path: P
             assert not await page.locator("#key-dialog").is_visible()
             await page.click("text=API")
             await expect(page.locator("#swagger-ui")).to_contain_text("/v1/chat/completions")
+
+
+@asynccontextmanager
+async def browsing_models(models: list[dict[str, Any]], tmp_path: Path) -> AsyncIterator[Any]:
+    """Yields a page whose server lists these models, which the test may change."""
+    async with running_gateway(f"unix:{tmp_path}/t.sock") as client:
+        await wait_ready(client)
+        async with browsing(str(client.base_url)) as page:
+            await page.route("**/v1/models", lambda route: route.fulfill(json={"data": models}))
+            await page.reload()
+            yield page
+
+
+async def test_a_model_that_is_not_loaded_is_shown_until_it_answers(fake: FakeTokenizer, tmp_path: Path) -> None:
+    models: list[dict[str, Any]] = [
+        {"id": "fake", "state": "ready", "capabilities": ["chat", "completions"]},
+        {"id": "big", "state": "absent", "size": 3_000_000_000, "capabilities": ["chat"]},
+        {"id": "bad", "state": "absent", "problem": "its file is damaged", "capabilities": ["chat"]},
+        {"id": "vec", "state": "asleep", "capabilities": ["embeddings"]},
+    ]
+    loaded = asyncio.Event()
+
+    async def answer(route: Any) -> None:
+        if json.loads(route.request.post_data)["model"] == "bad":
+            await route.fulfill(status=503, json={"error": {"message": "bad: its file is damaged"}})
+            return
+        await loaded.wait()
+        delta = {"choices": [{"index": 0, "delta": {"content": "Here I am."}}]}
+        await route.fulfill(body=f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    async with browsing_models(models, tmp_path) as page:
+        await page.route("**/v1/chat/completions", answer)
+        picker, state = page.locator("#model"), page.locator("#model-state")
+        await expect(picker.locator("option")).to_have_text(
+            ["fake", "big (not loaded)", "bad (failed)", "vec (embeddings, asleep)"]
+        )
+        await expect(picker.locator("option:disabled")).to_have_count(1)
+        await expect(state).to_be_empty()
+        await picker.select_option("big")
+        await expect(state).to_have_text("Not loaded (3.0 GB): your message loads it.")
+        await ask(page, "Hello")
+        figures = page.locator("#messages .assistant:last-child .figures")
+        await expect(figures).to_have_text(re.compile(r"^Loading big, \d+ s$"))
+        models[1] |= {"state": "loading", "progress": "reads weights"}
+        await expect(figures).to_have_text(re.compile(r"^Loading big \(reads weights\), \d+ s$"))
+        await expect(picker.locator("option").nth(1)).to_have_text("big (loading)")
+        models[1] |= {"state": "ready", "progress": ""}
+        await expect(figures).to_be_empty()
+        loaded.set()
+        assert await wait_for_end(page) == "Here I am."
+        await expect(picker.locator("option").nth(1)).to_have_text("big")
+        await page.reload()
+        await expect(picker).to_have_value("big")
+        await picker.select_option("bad")
+        await expect(state).to_have_text("It could not be loaded: its file is damaged")
+        await page.fill("#prompt", "Hello")
+        await page.press("#prompt", "Enter")
+        await expect(page.locator(".assistant:last-child .error")).to_have_text("bad: its file is damaged")
+
+
+async def test_models_for_embeddings_have_a_view_of_their_own(fake: FakeTokenizer, tmp_path: Path) -> None:
+    models: list[dict[str, Any]] = [
+        {"id": "vec", "state": "ready", "capabilities": ["embeddings", "score"]},
+        {"id": "text", "state": "ready", "capabilities": ["completions"]},
+    ]
+    vectors = {"data": [{"embedding": [0.6, 0.8]}, {"embedding": [0.8, 0.6]}], "usage": {"prompt_tokens": 4}}
+    async with browsing_models(models, tmp_path) as page:
+        await page.route("**/v1/embeddings", lambda route: route.fulfill(json=vectors))
+        await expect(page.locator("#vectors")).to_be_visible()
+        await expect(page.locator("#to-chat")).to_be_hidden()
+        await expect(page.locator("#vectors-model option")).to_have_text(["vec"])
+        await page.fill("#first-text", "one")
+        await page.fill("#second-text", "two")
+        await page.click("#embed")
+        await expect(page.locator("#vectors-result h2").first).to_have_text("Similarity 0.9600")
+        models[0]["capabilities"] = ["chat"]
+        await page.reload()
+        await expect(page.locator("#chat")).to_be_visible()
+        await expect(page.locator("#to-vectors")).to_be_hidden()
+        await expect(page.locator("#model option")).to_have_text(["vec", "text (completions)"])
+
+
+async def test_without_a_model_that_chats_the_page_says_so(fake: FakeTokenizer, tmp_path: Path) -> None:
+    models = [{"id": "text", "state": "ready", "capabilities": ["completions"]}]
+    async with browsing_models(models, tmp_path) as page:
+        await expect(page.locator("#model-state")).to_have_text("No model of this server can chat.")
+        await page.fill("#prompt", "Hello")
+        await page.press("#prompt", "Enter")
+        await expect(page.locator("#messages > li")).to_have_count(0)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

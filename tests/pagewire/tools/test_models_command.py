@@ -1,4 +1,4 @@
-"""`pagewire list`, `rm`, `ps`, and what is taken for an address."""
+"""`pagewire list`, `rm`, and what is taken for an address."""
 
 import http.server
 import threading
@@ -12,6 +12,8 @@ from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.stack import running
 from pagewire.stack.address import grpc_address, unanswered
+from pagewire.v1.lines_pb2 import Line
+from tests.pagewire.tools.fake_lines import FakeLines, serving
 
 HASH = "0" * 39
 
@@ -68,6 +70,36 @@ def test_what_is_being_served_is_not_deleted(caches: Path, capsys: pytest.Captur
         assert line.startswith("me/tiny") and "http://127.0.0.1:8000/v1" in line and "127.0.0.1:8001" in line
     assert cli._dispatch(["ps"]) == 0
     assert "no stack is running: pagewire serve" in capsys.readouterr().out
+
+
+def test_a_model_in_several_files_is_one_model(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = caches / "own" / "models"
+    snapshot = caches / "hub" / "models--me--g" / "snapshots" / f"{HASH}1"
+    for number in (1, 2, 3):
+        part = f"big-{number:05}-of-00003.gguf"
+        (own / part).write_bytes(bytes(1_000_000 * number))
+        blob = caches / "hub" / "models--me--g" / "blobs" / f"part{number}"
+        blob.write_bytes(bytes(2_000_000))
+        (snapshot / part).symlink_to(blob)
+    first = "big-00001-of-00003.gguf"
+    found = names(capsys)
+    assert {str(own / first), str(snapshot / first)} == {name for name in found if "big-" in name}
+    for named, size in ((own / first, "6 MB"), (snapshot / "big-00002-of-00003.gguf", "6 MB")):
+        assert cli._dispatch(["rm", str(named)]) == 0
+        assert capsys.readouterr().out == f"deleted {named.with_name(first)}, {size}\n"
+    assert names(capsys) == {name for name in found if "big-" not in name}
+    assert not any(own.glob("big-*.gguf")) and not any(snapshot.glob("big-*")) and (snapshot / "g.gguf").exists()
+
+
+def test_a_model_of_a_stack_with_several_is_not_deleted(caches: Path) -> None:
+    service = FakeLines(Line(name="one"), Line(name="me/tiny", tokenizer_address="unix:/t"))
+    config = ServeConfig(model="/other", served_model_name="one")
+    with (
+        serving(service, f"unix:{caches}/lines.sock") as address,
+        running.announced(config, shared=True, lines=address),
+        pytest.raises(StartupError, match=r"me/tiny is being served by process .*; first `pagewire stop me/tiny`"),
+    ):
+        cli._dispatch(["rm", "me/tiny"])
 
 
 def test_pull_says_where_the_model_is(capsys: pytest.CaptureFixture[str], smollm2_gguf: Path) -> None:
