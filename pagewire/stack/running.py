@@ -7,9 +7,10 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from pagewire.config import ServeConfig
 from pagewire.stack.launch import grpc_address, rest_url
@@ -23,7 +24,7 @@ class RunningStack:
 
     names: served model names. model: its files. rest: "" without a gateway. started: Unix time, seconds. shared:
     whether it serves any client, not only one program. local: a socket for commands of this user, if the gRPC address
-    needs certificates. lines: the address of its LineService; "": it has none.
+    needs certificates. lines: the address of LineService; "": it has none.
     """
 
     pid: int
@@ -52,23 +53,37 @@ def registry() -> Path:
 
 @contextlib.contextmanager
 def announced(
-    config: ServeConfig, *, shared: bool, with_rest: bool = True, local: str = "", lines: str = ""
-) -> Iterator[None]:
-    """Lists the stack of this resolved configuration for the time of the context.
+    config: ServeConfig,
+    *,
+    shared: bool,
+    with_rest: bool = True,
+    local: str = "",
+    names: Sequence[str] = (),
+    lines: str = "",
+) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Lists the stack of this resolved configuration for the time of the context, which gets a function that changes
+    its names.
 
-    A stack that cannot be listed serves nevertheless; the log has the cause at level debug.
+    names: those of all models; without them, those of the configuration. A stack that cannot be listed serves
+    nevertheless; the log has the cause at level debug.
     """
     stack = RunningStack(
         pid=os.getpid(),
-        names=tuple((config.served_model_name or "").split(",")),
+        names=tuple(names or (config.served_model_name or "").split(",")),
         model=config.model,
         rest=rest_url(config) if with_rest else "",
         grpc=grpc_address(config),
         local=local,
-        lines=lines,
         started=time.time(),
         shared=shared,
+        lines=lines,
     )
+    listed: IO[str] | None = None
+
+    def rename(names: Sequence[str]) -> None:
+        if listed is not None:
+            _rewrite(listed, replace(stack, names=tuple(names)))
+
     with contextlib.ExitStack() as resources:
         try:
             directory = registry()
@@ -80,9 +95,19 @@ def announced(
             file.flush()
             path = Path(file.name).rename(directory / f"{stack.pid}.json")
             resources.callback(path.unlink, missing_ok=True)
+            listed = file.file
         except (OSError, RuntimeError) as error:
             logger.debug("this stack is not listed (`pagewire ps`): %s", error)
-        yield
+        yield rename
+
+
+def _rewrite(file: IO[str], stack: RunningStack) -> None:
+    """Replaces the content of a stack's file by one write: others may be reading it."""
+    content, size = json.dumps(asdict(stack)).encode(), os.fstat(file.fileno()).st_size
+    try:
+        os.pwrite(file.fileno(), content.ljust(size), 0)
+    except OSError as error:
+        logger.debug("this stack is listed with its former names: %s", error)
 
 
 def running_stacks() -> list[RunningStack]:

@@ -1,7 +1,5 @@
 """`pagewire ps` and `stop`: the stacks that run on this machine, and their models."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time
@@ -100,7 +98,7 @@ async def _stop(name: str, stacks: list[RunningStack]) -> bool:
     return found
 
 
-async def _end(service: StackLines, line: Line) -> None:
+async def _end(service: "StackLines", line: "Line") -> None:
     if not line.tokenizer_address:
         print(f"{line.name} is not in memory")
         return
@@ -122,10 +120,10 @@ def _only_model(name: str, stack: RunningStack) -> StartupError:
     )
 
 
-async def models_of(stacks: list[RunningStack]) -> list[tuple[RunningStack, list[Line], str]]:
+async def models_of(stacks: list[RunningStack]) -> list[tuple[RunningStack, list["Line"], str]]:
     """Returns each stack with its models: none, if it does not list them; and why it does not answer, or ""."""
 
-    async def models(stack: RunningStack) -> tuple[RunningStack, list[Line], str]:
+    async def models(stack: RunningStack) -> tuple[RunningStack, list["Line"], str]:
         if not stack.lines:
             return stack, [], ""
         # Deferred: most of the time of this command would be the import of gRPC.
@@ -144,7 +142,7 @@ def _unlisted(stack: RunningStack) -> tuple[str, ...]:
     return (",".join(stack.names), _NONE, _NONE, _NONE, _NONE)
 
 
-def _columns(line: Line) -> tuple[str, ...]:
+def _columns(line: "Line") -> tuple[str, ...]:
     """Returns the names, the state, the size of the files, the memory in use, and until when it stays there: for a
     time without requests, or until it is stopped."""
     from pagewire.tools.terminal.stack_lines import ASLEEP, LOADING, READY
@@ -157,13 +155,13 @@ def _columns(line: Line) -> tuple[str, ...]:
     return ",".join(names), state, size_text(line.size_bytes) if line.size_bytes else _NONE, memory, _until(line)
 
 
-def _until(line: Line) -> str:
+def _until(line: "Line") -> str:
     if line.HasField("rest_time"):
         return f"in {duration(max(0.0, line.rest_time.ToMicroseconds() / 1e6 - time.time()))}"
     return "stopped" if line.tokenizer_address else _NONE
 
 
-def _problem(line: Line) -> str:
+def _problem(line: "Line") -> str:
     if not line.problem:
         return ""
     again = time.localtime(line.retry_time.ToMicroseconds() / 1e6)

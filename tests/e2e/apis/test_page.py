@@ -331,6 +331,7 @@ async def test_a_model_that_is_not_loaded_is_shown_until_it_answers(fake: FakeTo
         await expect(picker.locator("option").nth(1)).to_have_text("big")
         await page.reload()
         await expect(picker).to_have_value("big")
+        await page.click("#new-chat")
         await picker.select_option("bad")
         await expect(state).to_have_text("It could not be loaded: its file is damaged")
         await page.fill("#prompt", "Hello")

@@ -15,7 +15,7 @@ READY, ASLEEP = lines_pb2.LINE_STATE_READY, lines_pb2.LINE_STATE_ASLEEP
 
 
 class FakeLines(lines_pb2_grpc.LineServiceServicer):
-    """Its models load when they are requested: `steps` has what WatchLines says next, one after the other."""
+    """The last of its models loads when it is requested: `steps` has what WatchLines then says of it."""
 
     def __init__(self, *lines: lines_pb2.Line) -> None:
         self.lines = list(lines)
@@ -25,7 +25,7 @@ class FakeLines(lines_pb2_grpc.LineServiceServicer):
 
     def WatchLines(self, request: Any, context: Any) -> Iterator[lines_pb2.WatchLinesResponse]:
         yield lines_pb2.WatchLinesResponse(lines=self.lines)
-        while self.steps:
+        while self.steps and self.lines[-1].state == LOADING:
             self._set(self.lines[-1], self.steps.pop(0))
             yield lines_pb2.WatchLinesResponse(lines=self.lines)
         ended = threading.Event()

@@ -243,7 +243,7 @@ def test_each_argument_of_vllms_llm_has_an_answer(name: str) -> None:
     ("given", "message"),
     [
         ({"logits_processors": ["a.b"]}, "--logits-processors is not supported"),
-        ({"cpu_offload_gb": 4}, "--cpu-offload-gb is not supported"),
+        ({"pooler_config": {"pooling_type": "CLS"}}, "--pooler-config is not supported"),
     ],
 )
 def test_an_argument_that_would_change_answers_is_refused(given: dict[str, Any], message: str) -> None:
