@@ -191,8 +191,8 @@ class Client:
     async def sleep(self, level: int = 1, mode: str = "wait") -> None:
         """Makes the model give its memory back until wake(). mode: what becomes of running requests: wait, keep or
         abort (`SleepMode` of admin.proto)."""
-        value = admin_pb2.SleepMode.Value(f"SLEEP_MODE_{mode.upper()}")
-        await self._unary(self._admin.SleepModel, admin_pb2.SleepModelRequest(level=level, mode=value))
+        request = admin_pb2.SleepModelRequest(level=level, mode=f"SLEEP_MODE_{mode.upper()}")
+        await self._unary(self._admin.SleepModel, request)
 
     async def wake(self) -> None:
         """Wakes the model, and returns once it takes requests."""

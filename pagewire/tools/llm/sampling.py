@@ -197,7 +197,7 @@ class SamplingParams(ParameterFields):
             if not isinstance(value, numbers.Real if parameter.type is float else numbers.Integral):
                 kind = "a number" if parameter.type is float else "an integer"
                 raise ValueError(f"{name} is {value!r:.100}; it must be {kind}, {parameter.allowed}")
-            check_value(name, value, parameter)
+            check_value(name, parameter.type(value), parameter)  # type: ignore[arg-type, call-overload]
         if "" in self.stop or "" in self.bad_words:  # type: ignore[operator]  # lists by now
             raise ValueError(f"{'stop' if '' in self.stop else 'bad_words'} has an empty text; leave it out")  # type: ignore[operator]
         if self.stop and not self.detokenize:

@@ -77,10 +77,6 @@ class Tokenizer:
         for a list of conversations. Raises TypeError for an option that is not served."""
         if wrong := sorted(chat_template_kwargs.keys() & set(_OF_TENSORS)):
             raise TypeError(f"{', '.join(wrong)}: the result is a list of ids or a text; leave it out")
-        if conversation and not isinstance(conversation[0], Mapping):
-            given = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt}
-            given |= {"continue_final_message": continue_final_message, "chat_template": chat_template}
-            return [self.apply_chat_template(one, tools, **given, **chat_template_kwargs) for one in conversation]  # type: ignore[arg-type]
         options: dict[str, Any] = {
             "tools": tools,
             "chat_template": chat_template,
@@ -88,11 +84,14 @@ class Tokenizer:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        client = self._connection.client
-        ids = self._connection.run(
-            client.tokenize(conversation, chat={k: v for k, v in options.items() if v is not None})
-        )  # type: ignore[arg-type]
-        return ids if tokenize else self.decode(ids)
+        given = {name: value for name, value in options.items() if value is not None}
+
+        def applied(messages: Any) -> list[int] | str:
+            ids = self._connection.run(self._connection.client.tokenize(messages, chat=given))
+            return ids if tokenize else self.decode(ids)
+
+        is_one = not conversation or isinstance(conversation[0], Mapping)
+        return applied(conversation) if is_one else [applied(messages) for messages in conversation]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Returns the id of a token by its text, or those of a list; None for a text that is no token."""

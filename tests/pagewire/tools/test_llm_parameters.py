@@ -1,5 +1,6 @@
 """What programs for vLLM pass: each parameter of its classes is taken, has no effect, or is refused with a remedy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def sent(**given: Any) -> GenerateRequest:
 
 
 # Fields of vllm.SamplingParams -> a value, and what the request has then.
-TAKEN = {
+TAKEN: dict[str, tuple[Any, Callable[[GenerateRequest], bool]]] = {
     "n": (3, lambda r: r.n == 3),
     "presence_penalty": (0.5, lambda r: r.sampling_params.presence_penalty == 0.5),
     "frequency_penalty": (0.5, lambda r: r.sampling_params.frequency_penalty == 0.5),
@@ -51,14 +52,14 @@ TAKEN = {
     "truncate_prompt_tokens": (4, lambda r: r.truncate_prompt_tokens == 4),
 }
 # The values that change nothing, and one that is refused, if any is.
-WITHOUT_EFFECT = {
+WITHOUT_EFFECT: dict[str, list[Any]] = {
     "detokenize": [True, False],
     "spaces_between_special_tokens": [True, False],
     "output_kind": list(RequestOutputKind),
     "stream_interval": [None, 8],
     "skip_clone": [True, False],
 }
-REFUSED = {
+REFUSED: dict[str, tuple[Any, Any, str]] = {
     "prompt_logprob_token_ids": (None, [1], "prompt_logprobs=N"),
     "prompt_logprob_start": (None, 3, "cut the list"),
     "logprob_token_ids": (None, [1], "logprobs=N"),
