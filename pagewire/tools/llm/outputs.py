@@ -62,7 +62,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether all outputs have ended."""
+        """Returns whether all outputs have ended."""
         return bool(self.outputs) and all(output.finished() for output in self.outputs)
 
     def add(self, response: inference_pb2.GenerateResponse) -> None:

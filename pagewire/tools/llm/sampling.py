@@ -26,7 +26,7 @@ _PROCESSORS = (
 
 
 class RequestOutputKind(Enum):
-    """vLLM's kinds of outputs. `LLM` returns each output once it has ended, whichever is given."""
+    """The kinds of outputs of vLLM. `LLM` returns each output once it has ended, whichever is given."""
 
     CUMULATIVE = 0
     DELTA = 1

@@ -1,4 +1,4 @@
-"""What programs for vLLM pass: each parameter of its classes is taken, has no effect, or is refused with a remedy."""
+"""Parameters of the classes of vLLM: each one is taken, has no effect, or is refused with a remedy."""
 
 from collections.abc import Callable
 from typing import Any
