@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from pagewire import flags
 from pagewire.config import SET_BY_STACK, WITHOUT_TLS, ServeConfig
@@ -39,6 +39,7 @@ class RunConfig(SamplingFlags, ServeConfig):
 
 _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for f in dataclasses.fields(SamplingFlags)})
 _CLEAR = "\r\x1b[K"
+_TICK_S = 1.0
 # Flags of ports and storage: a stack that ends with the conversation needs neither.
 _NOT_OFFERED = (
     *SET_BY_STACK,
@@ -128,17 +129,38 @@ class _Served:
         StartupError."""
         if not self.line:
             return self.stack.reachable
-        terminal = sys.stderr.isatty()
+        async with StackLines(self.stack) as lines, _progress() as show:
+            return str((await lines.loaded(self.line, show)).tokenizer_address)
 
-        def show(text: str) -> None:
-            print(f"{_CLEAR}{text} ...", end="", file=sys.stderr, flush=True)
 
-        async with StackLines(self.stack) as lines:
-            try:
-                return str((await lines.loaded(self.line, show if terminal else None)).tokenizer_address)
-            finally:
-                if terminal:
-                    print(_CLEAR, end="", file=sys.stderr, flush=True)
+@contextlib.asynccontextmanager
+async def _progress() -> AsyncIterator[Callable[[str], None] | None]:
+    """Yields the function that shows what happens, with the seconds since the beginning; None: there is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    started, shown = time.monotonic(), ""
+
+    def paint() -> None:
+        print(f"{_CLEAR}{shown}, {time.monotonic() - started:.0f} s ...", end="", file=sys.stderr, flush=True)
+
+    def show(text: str) -> None:
+        nonlocal shown
+        shown = text
+        paint()
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if shown:
+                paint()
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield show
+    finally:
+        ticking.cancel()
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
 async def _running(config: RunConfig) -> _Served | None:

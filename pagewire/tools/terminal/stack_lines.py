@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -49,20 +48,18 @@ class StackLines:
         return []
 
     async def loaded(self, name: str, show: Callable[[str], None] | None = None) -> lines_pb2.Line:
-        """Loads or wakes the model, unless it serves already, and returns it once it serves. show: receives what is
-        going on, in words, several times."""
+        """Loads or wakes the model, unless it serves already, and returns it once it serves. show: receives what
+        happens, in words, whenever that changes."""
         asked = (await self._answer(self._stub.RequestLine(lines_pb2.RequestLineRequest(name=name)))).line
         if asked.state == READY:
             return asked  # type: ignore[no-any-return]
-        started = time.monotonic()
         async for line in self._watched(asked.name):
             if line.state == READY:
                 return line
             if line.problem and line.state != LOADING:
                 raise StartupError(f"{name} cannot be loaded: {line.problem}")
             if show is not None:
-                what = line.progress or ("waits for memory" if line.state != LOADING else "loads")
-                show(f"{name} {what}, {time.monotonic() - started:.0f} s")
+                show(f"{name} {line.progress or ('loads' if line.state == LOADING else 'waits for memory')}")
         raise StartupError(f"{name} is no longer served by process {self._stack.pid}; `pagewire ps` shows what is")
 
     async def ended(self, name: str) -> lines_pb2.Line:
