@@ -21,13 +21,13 @@ export const embeds = ({ capabilities = [] }) => capabilities.some((one) => ["em
 /** The state in a word or two; "" for a model that serves. */
 export const stateOf = ({ state, problem }) => (problem ? "failed" : STATES[state] ?? "");
 
-/** What the user has to know before a first message to the model; "" if it serves. */
+/** What the user has to know before a first request to the model; "" if it serves. */
 export function advice({ state, problem, size }) {
-  const bytes = size ? ` (${(size / 1e9).toFixed(1)} GB)` : "";
+  const bytes = size ? ` (${size < 1e9 ? `${Math.round(size / 1e6)} MB` : `${(size / 1e9).toFixed(1)} GB`})` : "";
   if (problem) return `It could not be loaded: ${problem}`;
-  if (state === "absent") return `Not loaded${bytes}: your message loads it.`;
-  if (state === "asleep") return "Asleep: your message wakes it.";
-  return state === "loading" ? "Loading: your message waits until it is ready." : "";
+  if (state === "absent") return `Not loaded${bytes}: the next request loads it.`;
+  if (state === "asleep") return "Asleep: the next request wakes it.";
+  return state === "loading" ? "Loading: requests wait until it is ready." : "";
 }
 
 async function poll() {

@@ -317,7 +317,7 @@ async def test_a_model_that_is_not_loaded_is_shown_until_it_answers(fake: FakeTo
         await expect(picker.locator("option:disabled")).to_have_count(1)
         await expect(state).to_be_empty()
         await picker.select_option("big")
-        await expect(state).to_have_text("Not loaded (3.0 GB): your message loads it.")
+        await expect(state).to_have_text("Not loaded (3.0 GB): the next request loads it.")
         await ask(page, "Hello")
         figures = page.locator("#messages .assistant:last-child .figures")
         await expect(figures).to_have_text(re.compile(r"^Loading big, \d+ s$"))
