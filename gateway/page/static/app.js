@@ -44,6 +44,10 @@ function showHealth(state, text, detail = "") {
 
 function summary({ ready, reason, services, replicas, sleep }) {
   const lost = services.find(({ state }) => state === "unreachable");
+  const model = models.first();
+  // Of a model that is not loaded, there are no services.
+  if (lost && model?.state === "absent") return model.problem ? ["unreachable", "Not loaded", model.problem] : ["serving", "Not loaded", "The next request loads the model."];
+  if (lost && model?.state === "loading") return ["not_serving", "Loading"];
   if (lost) return ["unreachable", `${lost.service[0].toUpperCase()}${lost.service.slice(1)} not reachable`, lost.detail];
   if (ready && sleep.level) return ["serving", "Asleep", sleep.problem || (sleep.wakes_on_request ? "A request wakes the model." : "Requests wait until the model is woken.")];
   if (!ready || !replicas.some(({ attached }) => attached)) return ["not_serving", "Starting", reason];
@@ -51,6 +55,7 @@ function summary({ ready, reason, services, replicas, sleep }) {
 }
 
 async function watch() {
+  let wasLost = false;
   for (;;) {
     await visible();
     const controller = new AbortController();
@@ -58,6 +63,9 @@ async function watch() {
     document.addEventListener("visibilitychange", hide);
     try {
       for await (const status of events(await request("v1/status/stream", { signal: controller.signal }))) {
+        const isLost = status.services.some(({ state }) => state === "unreachable");
+        if (isLost && !wasLost) models.refresh();
+        wasLost = isLost;
         showHealth(...summary(status));
         engine.show(status);
       }

@@ -14,6 +14,7 @@ let polling = null;
 const watchers = new Set(); // of models that are awaited
 
 export const areListed = () => models.length > 0;
+export const first = () => models[0];
 export const named = (id) => models.find((model) => model.id === id);
 export const chats = ({ capabilities = ["chat"] }) => capabilities.includes("chat");
 export const embeds = ({ capabilities = [] }) => capabilities.some((one) => ["embeddings", "classify", "score", "rerank"].includes(one));
