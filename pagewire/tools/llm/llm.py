@@ -128,7 +128,7 @@ class LLM:
 
     def chat(
         self,
-        conversations: Sequence[Message] | Iterable[Sequence[Message]],
+        messages: Sequence[Message] | Iterable[Sequence[Message]],
         sampling_params: Params = None,
         use_tqdm: Progress = None,
         lora_request: Adapters = None,
@@ -138,10 +138,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one or more conversations: lists of {"role": ..., "content": ...}. options: tools, reasoning,
         chat_template, chat_template_kwargs and other fields of `ChatOptions`; the rest is as in generate()."""
-        if isinstance(conversations, Sequence) and conversations and isinstance(conversations[0], Mapping):
-            conversations = [conversations]  # type: ignore[list-item]
+        if isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping):
+            messages = [messages]  # type: ignore[list-item]
         return self.generate(
-            conversations,
+            messages,
             sampling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -177,7 +177,7 @@ class LLM:
 
     def embed(
         self,
-        texts: Any,
+        prompts: Any,
         *,
         use_tqdm: Progress = None,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
@@ -190,11 +190,11 @@ class LLM:
             [vector] = await self._connection.client.embed([text], **own)
             return EmbeddingRequestOutput(Embedding(vector))
 
-        return self._batches.numbers(as_prompts(texts), ask, use_tqdm, pooling_params, lora_request, options)
+        return self._batches.numbers(as_prompts(prompts), ask, use_tqdm, pooling_params, lora_request, options)
 
     def classify(
         self,
-        texts: Any,
+        prompts: Any,
         *,
         use_tqdm: Progress = None,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
@@ -207,12 +207,13 @@ class LLM:
             [scores] = await self._connection.client.classify([text], **own)
             return ClassificationRequestOutput(Classification(list(scores.values()), list(scores)))
 
-        return self._batches.numbers(as_prompts(texts), ask, use_tqdm, pooling_params, lora_request, options)
+        return self._batches.numbers(as_prompts(prompts), ask, use_tqdm, pooling_params, lora_request, options)
 
     def score(
         self,
         query: str | Sequence[str],
         docs: str | Sequence[str],
+        /,
         *,
         use_tqdm: Progress = None,
         pooling_params: PoolingParams | None = None,
@@ -237,16 +238,16 @@ class LLM:
         return self._batches.numbers(pairs, ask, use_tqdm, pooling_params, lora_request, options)
 
     def encode(
-        self, texts: Any, pooling_params: Any = None, *, pooling_task: str | None = None, **options: Any
+        self, prompts: Any, pooling_params: Any = None, *, pooling_task: str | None = None, **options: Any
     ) -> list[PoolingRequestOutput]:
         """Returns `.outputs.data` of each text, by pooling_task: the vector ("embed") or the scores of the labels
         ("classify"). The rest is as in embed(). Raises ValueError for another task."""
         numbers: list[list[float]]
         if pooling_task == "embed":
-            embedded = self.embed(texts, pooling_params=pooling_params, **options)
+            embedded = self.embed(prompts, pooling_params=pooling_params, **options)
             numbers = [one.outputs.embedding for one in embedded]
         elif pooling_task == "classify":
-            numbers = [one.outputs.probs for one in self.classify(texts, pooling_params=pooling_params, **options)]
+            numbers = [one.outputs.probs for one in self.classify(prompts, pooling_params=pooling_params, **options)]
         else:
             why = "vectors and scores of single tokens are not served" if pooling_task else "name the task"
             raise ValueError(f"pooling_task is {pooling_task!r}; it must be 'embed' or 'classify': {why}")

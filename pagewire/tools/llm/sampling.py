@@ -206,7 +206,7 @@ class SamplingParams(ParameterFields):
             raise ValueError("structured_outputs and grammar are the same; give one of them")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class BeamSearchParams:
     """Parameters of `LLM.beam_search`, with vLLM's names.
 

@@ -178,7 +178,7 @@ async def test_a_full_server_is_asked_again(server: tuple[Server, str], llm: LLM
 async def test_chats_vectors_and_scores(server: tuple[Server, str], llm: LLM) -> None:
     one = [{"role": "user", "content": "hi"}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    assert [o.outputs[0].text for o in await asyncio.to_thread(llm.chat, one)] == ["hi"]
+    assert [o.outputs[0].text for o in await asyncio.to_thread(lambda: llm.chat(messages=one))] == ["hi"]
     assert len(await asyncio.to_thread(lambda: llm.chat([one, one], tools=tools, tool_choice="f"))) == 2
     assert server[0].requests[-1].chat.tools[0].name == server[0].requests[-1].output_parsing.named == "f"
     assert [o.outputs.embedding for o in await asyncio.to_thread(llm.embed, ["a", "bcd"])] == [[1.0], [3.0]]
@@ -219,7 +219,7 @@ async def test_options_of_vllm_belong_to_all_prompts_or_to_each(server: tuple[Se
     assert [sent[text].model for text in ("a", "b", "")] == ["one", "other", ""]
     assert [sent[text].sampling_params.priority for text in ("a", "b", "")] == [3, 2, 1]
     assert [output.lora_request for output in outputs] == [one, other, None]
-    await asyncio.to_thread(lambda: llm.embed(["a", "b"], lora_request=one))
+    await asyncio.to_thread(lambda: llm.embed(prompts=["a", "b"], lora_request=one))
     assert server[0].admin.calls == [("one", "/adapters/one")], "it is loaded once"
     with pytest.raises(ValueError, match="2 prompts and 1 priority"):
         llm.generate(["a", "b"], priority=[1])
