@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pagewire.v1 import common_pb2, inference_pb2
 from tests.e2e.line import Line
 from tests.gateway.conftest import running_gateway, wait_ready
 from tests.gateway.fake_tokenizer import FakeTokenizer
@@ -58,9 +59,19 @@ async def page(line: Line) -> AsyncIterator[Any]:
         yield page
 
 
+class ChatTokenizer(FakeTokenizer):
+    """Has a model that chats."""
+
+    async def ListModels(self, request: Any, context: Any) -> inference_pb2.ListModelsResponse:
+        answer = await super().ListModels(request, context)
+        for model in answer.models:
+            model.kind, model.has_chat_template = common_pb2.MODEL_KIND_UNSPECIFIED, True
+        return answer
+
+
 @pytest.fixture
 async def fake(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
-    service = FakeTokenizer()
+    service = ChatTokenizer()
     await service.start(f"unix:{tmp_path}/t.sock")
     yield service
     await service.stop()
