@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pagewire.services.executor.batch.kv_cache import KVGroup
-from pagewire.services.executor.device.upload import PendingResults
+from pagewire.services.executor.device.results import PendingResults
 from pagewire.services.executor.runner.executor_info import ExecutorInfo
 from pagewire.services.executor.service.seams import Features
 from pagewire.services.executor.service.servicer import ExecutorServicer
@@ -74,7 +74,7 @@ class ScriptedRunner:
                 sampled.append(request_id)
         time.sleep(self._step_s)
         tokens: dict[str, Any] = {"token_ids": torch.full((len(sampled),), TOKEN_ID)} if sampled else {}
-        pending = PendingResults(tokens, None, None)
+        pending = PendingResults(tokens)
         return StepOutput(step.step_id, sampled, [], int(step.num_scheduled_tokens.sum()), pending, vocab_size=49152)
 
 

@@ -204,7 +204,7 @@ def test_what_the_cuda_kernels_cannot_do_is_refused_at_once(
     ],
 )
 def test_blocks_are_large_where_prompts_are_read_by_blocks(
-    settings: dict[str, int], capability: float, expected: int
+    settings: dict[str, Any], capability: float, expected: int
 ) -> None:
     assert block_size(ExecutorConfig(model="tiny", **settings), capability) == expected
 
