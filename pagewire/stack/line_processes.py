@@ -148,9 +148,10 @@ class LineProcesses:
         if group is not None:
             await self._supervisor.remove(group)
             self._group = self._found = None
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            # Without time to end, gRPC would cancel what awaits a call, such as the watch over all lines.
+            await channel.close(2 * _CALL_S)
         if self._label:  # it has a directory of its own, in that of the stack
             shutil.rmtree(self._directory, ignore_errors=True)
 
