@@ -74,6 +74,7 @@ class Line:
     num_requests: int = 0
     idle_override: float | None = None  # of --idle-timeout; negative: never
     sleeps_until_woken: bool = False
+    is_leaving: bool = False  # it is being deleted
     num_loads: int = 0
     num_failures: int = 0
     is_woken: bool = False  # while it is LOADING: it wakes, and does not start
