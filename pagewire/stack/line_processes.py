@@ -189,11 +189,13 @@ class LineProcesses:
             await asyncio.sleep(_RETRY_S)
 
     async def load(self) -> Load | None:
-        """Returns what runs now; None if the tokenizer service does not answer, as it is restarting."""
+        """Returns what runs now; None if it is not known, as the tokenizer service or the scheduler is restarting."""
         from pagewire.v1 import inference_pb2
 
         answer = await self._ask("CountRequests", inference_pb2.CountRequestsRequest())
-        return answer and Load(answer.num_requests, answer.idle_seconds, answer.sleep_level > 0)
+        if answer is None or not answer.HasField("sleep_level"):
+            return None
+        return Load(answer.num_requests, answer.idle_seconds, answer.sleep_level > 0)
 
     async def model(self) -> inference_pb2.Model | None:
         """Returns the model as its tokenizer service lists it; None if that does not answer."""
