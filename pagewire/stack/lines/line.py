@@ -108,6 +108,15 @@ class Line:
         return self.used_at + self.idle_timeout - time.monotonic()
 
     @property
+    def is_missed(self) -> bool:
+        """Returns whether requests at its services wait for it, or it is pinned and failed: it is to be made ready."""
+        if self.problem and self.retry_at > time.time():
+            return False
+        if self.place is Place.ABSENT:
+            return self.settings.is_pinned and bool(self.problem)
+        return self.place is Place.ASLEEP and self.num_requests > 0 and not self.sleeps_until_woken
+
+    @property
     def progress(self) -> str:
         """The progress of a start, in words."""
         if self.place is not Place.LOADING:

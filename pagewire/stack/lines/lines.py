@@ -291,9 +291,8 @@ class Lines:
             for line in self.lines[:]:
                 if line.operation.locked():
                     continue
-                if line.place is Place.ASLEEP and line.num_requests and not line.sleeps_until_woken:
-                    if not line.problem or line.retry_at <= time.time():
-                        self._want(line)
+                if line.is_missed:
+                    self._want(line)
                 elif (left := line.rest_in) is not None and left <= 0 and not line.num_requests:
                     logger.info("%s: no request for %g s; it falls asleep", line.name, line.idle_timeout)
                     self._later(self.put_away(line, ends=False), f"rest {line.name}")

@@ -258,6 +258,9 @@ async def test_readiness_is_that_of_the_default_model(two: httpx.AsyncClient, st
     line.state, line.problem = ABSENT, "no such file"
     stack.tell()
     await until(503, "a could not be loaded: no such file")
+    line.pinned = False  # only a request would load it
+    stack.tell()
+    await until(200, "a is absent, b is absent")
     await stack.load("a")
     await until(200, "b is absent")
     await stack.load("b")

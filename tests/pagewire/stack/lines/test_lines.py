@@ -119,6 +119,20 @@ async def test_a_pinned_line_that_cannot_start_at_first_ends_the_stack(tmp_path:
     stack.lines.has_started = True
 
 
+async def test_a_pinned_line_that_failed_later_is_tried_again_without_a_request(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a", is_pinned=True))
+    a, processes = stack.lines.lines[0], stack.processes["a"]
+    stack.lines.has_started = True
+    async with stack.running():
+        await stack.ready("a")
+        await stack.lines.rest("a", ends=False)
+        processes.problem = "out of memory"
+        stack.lines.request("a")
+        await stack.until(lambda: a.problem)
+        processes.problem, a.retry_at = "", 0.0
+        await stack.until(lambda: a.place is Place.READY)
+
+
 async def test_running_requests_are_waited_for_in_the_order_of_wishes(tmp_path: Path) -> None:
     stack = Stack(tmp_path, Room(4), settings_of("a"), settings_of("b"), settings_of("c"))
     async with stack.running():
