@@ -65,13 +65,17 @@ class TokenizerClient:
     def neighbours(self) -> list[Neighbour]:
         return [Neighbour("tokenizer", peer.address, peer.channel) for peer in self.link.peers]
 
-    async def call(self, method: Method[Answered], request: object, metadata: Metadata = ()) -> Answered:
+    async def call(
+        self, method: Method[Answered], request: object, metadata: Metadata = (), *, needs_model: bool = True
+    ) -> Answered:
         """Makes a unary call. It waits briefly for an unreachable service, and is repeated if the service dies.
 
-        Raises grpc.aio.AioRpcError, or ApiError 503 if the service did not come back.
+        needs_model: whether it waits while the model is loaded. Raises grpc.aio.AioRpcError, or ApiError 503 if the
+        service did not come back.
         """
         self._served.address(request)
-        await self._served.reach(computes=False)
+        if needs_model:
+            await self._served.reach(computes=False)
         for attempt in itertools.count(1):
             is_away, num_breaks = self.link.is_available and not self.link.is_up, self.link.num_breaks
             timeout = _at_most(AWAY_TIMEOUT_S if is_away else CALL_TIMEOUT_S)

@@ -20,10 +20,10 @@ async def call_each(
     request: object,
     metadata: Sequence[tuple[str, str]] = (),
 ) -> list[Answered]:
-    """Makes a unary call to every service that is up, otherwise like TokenizerClient.call()."""
+    """Makes a unary call that needs no model to every service that is up, otherwise like TokenizerClient.call()."""
     peers = [peer for peer in tokenizer.link.peers if peer.is_up]
     if len(peers) < 2:
-        return [await tokenizer.call(method_of(tokenizer.inference), request, metadata)]
+        return [await tokenizer.call(method_of(tokenizer.inference), request, metadata, needs_model=False)]
     stubs = [cast(InferenceStub, inference_pb2_grpc.InferenceServiceStub(peer.channel)) for peer in peers]
     left = time_left()
     timeout = CALL_TIMEOUT_S if left is None else min(CALL_TIMEOUT_S, left)

@@ -30,6 +30,8 @@ STATES: dict[LineState, State] = {
 }
 # Seconds before a stack that does not answer is asked again, and how calls of it end then.
 ASK_AGAIN_S = 0.5
+# Seconds after which a wish is repeated while something waits: an operator may have taken it back.
+WISH_S = 5.0
 _ASKED_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 MakeClient = Callable[[Discovery, "ModelLine"], TokenizerClient]
@@ -189,21 +191,25 @@ class ModelLine:
     def _begin_asking(self) -> None:
         if not self._is_asked:
             self._is_asked = True
+            if self._asking is not None:
+                self._asking.cancel()
             self._asking = asyncio.create_task(self._ask(), name=f"request for {self.name}")
 
     async def _ask(self) -> None:
         assert self._request is not None
         while self._is_asked:
+            pause = WISH_S
             try:
                 await self._request(self.name)
-                return
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _ASKED_AGAIN:
                     delay = error_details.retry_delay_of(error)
                     self._fail(_unavailable(error.details() or error.code().name, delay or self._retry_delay))
                     return
                 logger.debug("the stack does not answer: %s", error.details())
-            await asyncio.sleep(ASK_AGAIN_S)
+                pause = ASK_AGAIN_S
+            await asyncio.sleep(pause)
+            self._is_asked = self._is_asked and bool(self._num_waiting or self.client.link.num_live)
 
     def _fail(self, error: RpcError) -> None:
         """Ends everything that waits for the line."""

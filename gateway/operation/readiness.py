@@ -53,9 +53,11 @@ class Readiness:
 
 def _why_not_told(told: lines_pb2.Line) -> str:
     """The same as `Readiness.why_not` for a line of a stack that does not serve now."""
+    if not told.pinned:  # its next request loads it, which has to come here for that
+        return ""
     if told.problem:
         return f"{told.name} could not be loaded: {told.problem}"
-    if told.pinned and told.state != LineState.LINE_STATE_ASLEEP:
+    if told.state != LineState.LINE_STATE_ASLEEP:
         return f"{told.name} is loading{told.progress and f': it {told.progress}'}"
     return ""
 

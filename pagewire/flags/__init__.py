@@ -205,7 +205,9 @@ def to_argv(config: Any) -> list[str]:
     argv = []
     for field in fields_of(type(config)):
         value = getattr(config, field.name)
-        if value == field.default or field.metadata["secret"]:
+        # Beside a file of models, the first one is none unless it is named.
+        default = "" if field.name == "model" and getattr(config, "models", None) is not None else field.default
+        if value == default or field.metadata["secret"]:
             continue
         if isinstance(value, bool):
             argv.append(flag_name(field.name) if value else "--no-" + flag_name(field.name)[2:])

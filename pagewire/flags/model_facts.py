@@ -57,7 +57,7 @@ def facts_of(
             return _of_gguf(path)
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         return _of_config(path, config if isinstance(config, dict) else {})
-    except (OSError, ValueError, GgufError):
+    except (OSError, ValueError, GgufError, AttributeError, TypeError):  # a value of another type than any model has
         return None
 
 

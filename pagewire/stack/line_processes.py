@@ -148,9 +148,10 @@ class LineProcesses:
         if group is not None:
             await self._supervisor.remove(group)
             self._group = self._found = None
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            # Without time to end, gRPC would cancel what awaits a call, such as the watch over all lines.
+            await channel.close(2 * _CALL_S)
         if self._label:  # it has a directory of its own, in that of the stack
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -188,11 +189,13 @@ class LineProcesses:
             await asyncio.sleep(_RETRY_S)
 
     async def load(self) -> Load | None:
-        """Returns what runs now; None if the tokenizer service does not answer, as it is restarting."""
+        """Returns what runs now; None if it is not known, as the tokenizer service or the scheduler is restarting."""
         from pagewire.v1 import inference_pb2
 
         answer = await self._ask("CountRequests", inference_pb2.CountRequestsRequest())
-        return answer and Load(answer.num_requests, answer.idle_seconds, answer.sleep_level > 0)
+        if answer is None or not answer.HasField("sleep_level"):
+            return None
+        return Load(answer.num_requests, answer.idle_seconds, answer.sleep_level > 0)
 
     async def model(self) -> inference_pb2.Model | None:
         """Returns the model as its tokenizer service lists it; None if that does not answer."""

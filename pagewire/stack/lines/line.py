@@ -74,6 +74,7 @@ class Line:
     num_requests: int = 0
     idle_override: float | None = None  # of --idle-timeout; negative: never
     sleeps_until_woken: bool = False
+    is_leaving: bool = False  # it is being deleted
     num_loads: int = 0
     num_failures: int = 0
     is_woken: bool = False  # while it is LOADING: it wakes, and does not start
@@ -105,6 +106,15 @@ class Line:
         if self.place is not Place.READY or self.idle_timeout is None:
             return None
         return self.used_at + self.idle_timeout - time.monotonic()
+
+    @property
+    def is_missed(self) -> bool:
+        """Returns whether requests at its services wait for it, or it is pinned and failed: it is to be made ready."""
+        if self.problem and self.retry_at > time.time():
+            return False
+        if self.place is Place.ABSENT:
+            return self.settings.is_pinned and bool(self.problem)
+        return self.place is Place.ASLEEP and self.num_requests > 0 and not self.sleeps_until_woken
 
     @property
     def progress(self) -> str:

@@ -1,7 +1,6 @@
 """The lines of a stack: which of them are in memory, and how they get there. It alone decides that.
 
-A line that a request needs is *wanted*. Wanted lines are served in the order in which they came: for each of them a
-plan says which others make room, then it starts or wakes while the next one is looked at.
+A line that a request needs is *wanted*: in the order of these wishes, others make room, then it starts or wakes.
 """
 
 from __future__ import annotations
@@ -10,21 +9,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels, check_names
 from pagewire.stack.lines.line import Line, LineError, Processes, poll
-from pagewire.stack.lines.plan import Place, Room, gib, plan
+from pagewire.stack.lines.plan import Place, Room, gib
 from pagewire.stack.lines.sizes import KeptSizes, Sizes
 from pagewire.stack.lines.sizing import Sizing
+from pagewire.stack.lines.wanted import LOOK_S, Wanted
 from pagewire.wire.model_names import not_served
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-_LOOK_S = 0.2  # between looks at lines whose requests have to end first
-PATIENCE_S = 5.0  # of a wanted line; then requests that arrive for others wait until these have slept
 # Memory is shared among at most this many lines beside pinned ones: of many on demand, few are awake at the same time.
 _SHARING = 4
 
@@ -53,8 +50,7 @@ class Lines:
         self._default = models.default
         for settings in models.lines:
             self.lines.append(self._new(settings))
-        self._wanted: list[Line] = []
-        self._wake = asyncio.Event()
+        self._wanted = Wanted(self, self._sizing)
         self._changed = asyncio.Event()
         self._tasks = set[asyncio.Task[None]]()
         self.has_started = False  # all pinned lines were ready once
@@ -90,7 +86,13 @@ class Lines:
 
     def find(self, name: str) -> Line:
         """Returns the line with a name, or else the one for unknown names. Raises LineError."""
-        found = next((line for line in self.lines if name in line.settings.names), None) or self.default
+        if name not in self.names and self.default is not None:
+            return self.default
+        return self._named(name)
+
+    def _named(self, name: str) -> Line:
+        """Returns the line that has a name itself. Raises LineError."""
+        found = next((line for line in self.lines if name in line.settings.names), None)
         if found is None:
             raise LineError("unknown", not_served(name, self.names))
         return found
@@ -118,16 +120,18 @@ class Lines:
 
     async def rest(self, name: str, *, ends: bool) -> Line:
         """Takes a line out of memory once none of its requests runs, and returns when that is done."""
-        line = self.find(name)
+        line = self._named(name)
         self._unwant(line)
         if line.loading is not None:
             await asyncio.wait([line.loading])
-        await self._rest(line, ends=ends)
+        await self.put_away(line, ends=ends)
         return line
 
     async def put(self, settings: LineSettings) -> tuple[Line, bool]:
         """Adds a line; returns it, and whether it is new. Raises LineError."""
         present = next((line for line in self.lines if line.name == settings.name), None)
+        if present is not None and present.is_leaving:
+            raise LineError("refused", f"the model {settings.name!r:.100} is being deleted: add it once it is gone")
         if present is not None and present.settings == settings:
             return present, False
         if present is not None:
@@ -148,27 +152,26 @@ class Lines:
 
     async def delete(self, name: str) -> None:
         """Ends a line once its requests have ended, and forgets it. Raises LineError."""
-        line = next((line for line in self.lines if name in line.settings.names), None)
-        if line is None:
-            raise LineError("unknown", not_served(name, self.names))
-        if len(self.lines) == 1:
+        line = self._named(name)
+        if all(one.is_leaving for one in self.lines if one is not line):
             raise LineError("refused", f"{line.name} is the only model: add another one first")
+        line.is_leaving = True  # requests that arrive while it ends do not bring it back
         self._unwant(line)
         if line.loading is not None:
             line.loading.cancel()
             await asyncio.wait([line.loading])
-        await self._rest(line, ends=True)
+        await self.put_away(line, ends=True)
         if line in self.lines:
             self.lines.remove(line)
         self.tell()
 
     def _want(self, line: Line) -> None:
-        if line in self._wanted or line.preparing is not None:
+        if line.is_leaving or line in self._wanted or line.preparing is not None:
             return
         if line.place is Place.ABSENT:
             line.preparing = self._later(self._prepare(line), f"prepare {line.name}")
         elif line.place is Place.ASLEEP:
-            self._enqueue(line)
+            self._wanted.add(line)
 
     async def _prepare(self, line: Line) -> None:
         """Finds the files of a line, which may be a download; nothing else waits for it."""
@@ -176,35 +179,30 @@ class Lines:
             async with line.operation:
                 if line.place is Place.ABSENT:
                     await line.processes.prepare()
-            self._enqueue(line)
+            self._wanted.add(line)
         except StartupError as error:
             line.fail(str(error))
         finally:
             line.preparing = None
             self.tell()
 
-    def _enqueue(self, line: Line) -> None:
-        if line not in self._wanted:
-            self._wanted.append(line)
-            self._wake.set()
-
     def _unwant(self, line: Line) -> None:
         """Takes a wish back."""
         if line.preparing is not None:
             line.preparing.cancel()
-        if line in self._wanted:
-            self._wanted.remove(line)
+        self._wanted.drop(line)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
     def begin(self, line: Line) -> None:
-        """Starts a pinned line, without a plan: its processes were started already or start now."""
+        """Starts or wakes a line for which there is room."""
         line.begin()
-        self._load_later(line)
+        line.loading = self._later(self._load(line), f"load {line.name}")
+        self.tell()
 
     async def run(self) -> None:
         """Does what is wished, until it is cancelled."""
-        work = [asyncio.create_task(self._serve_wanted(), name="wanted lines")]
+        work = [asyncio.create_task(self._wanted.run(), name="wanted lines")]
         work.append(asyncio.create_task(self._watch(), name="idle lines"))
         try:
             await asyncio.gather(self._read_all(), *work)
@@ -216,54 +214,6 @@ class Lines:
     async def _read_all(self) -> None:
         for line in self.lines[:]:
             await self._sizing.read(line)
-        self.tell()
-
-    async def _serve_wanted(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._wanted:
-                line = self._wanted[0]
-                try:
-                    await self._make_ready(line)
-                except Exception as error:  # a defect in one line must not stop the others
-                    logger.exception("%s cannot be made ready", line.name)
-                    line.fail(str(error))
-                if line in self._wanted:
-                    self._wanted.remove(line)
-                line.notice = ""
-                self.tell()
-
-    async def _make_ready(self, line: Line) -> None:
-        """Has others make room for a line, and begins to load it."""
-        if not line.sizes.ready:
-            await self._sizing.read(line)
-        since = time.monotonic()
-        while line in self._wanted and line.place not in (Place.READY, Place.LOADING):
-            await poll(self.lines)
-            drains = time.monotonic() - since > PATIENCE_S
-            found = plan([one.occupant for one in self.lines], self.room, line.name, drains=drains)
-            if found.refusal:
-                line.fail(found.refusal)
-                return
-            if not found.steps and not found.waits_for:
-                line.begin()
-                self._load_later(line)
-                return
-            notice = f"waits for {', '.join(found.waits_for)}" if found.waits_for else ""
-            if notice != line.notice:
-                line.notice = notice
-                self.tell()
-            for step in found.steps:
-                other = next(one for one in self.lines if one.name == step.name)
-                logger.info("%s %s to make room for %s", step.name, "ends" if step.ends else "falls asleep", line.name)
-                await self._rest(other, ends=step.ends)
-            if found.waits_for:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _LOOK_S)
-
-    def _load_later(self, line: Line) -> None:
-        line.loading = self._later(self._load(line), f"load {line.name}")
         self.tell()
 
     def _later(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
@@ -279,6 +229,7 @@ class Lines:
             async with line.operation:
                 await (line.processes.wake() if line.is_woken else line.processes.start())
                 line.succeed()
+                self.tell()  # measuring takes a moment, which no request should wait for
                 line.model = await line.processes.model() or line.model
                 await self._sizing.measure(line)
         except StartupError as error:
@@ -302,7 +253,7 @@ class Lines:
         line.rest(Place.ABSENT)
         line.fail(str(error))
 
-    async def _rest(self, line: Line, *, ends: bool) -> None:
+    async def put_away(self, line: Line, *, ends: bool) -> None:
         """Puts a line to sleep once its running requests have ended; with `ends`, ends its processes then."""
         async with line.operation:
             if line.place is Place.READY:
@@ -327,7 +278,7 @@ class Lines:
             load = await line.processes.load()
             if load is None or not load.num_requests:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     # -- observation -------------------------------------------------------------------------------------------------
 
@@ -340,11 +291,10 @@ class Lines:
             for line in self.lines[:]:
                 if line.operation.locked():
                     continue
-                if line.place is Place.ASLEEP and line.num_requests and not line.sleeps_until_woken:
-                    if not line.problem or line.retry_at <= time.time():
-                        self._want(line)
+                if line.is_missed:
+                    self._want(line)
                 elif (left := line.rest_in) is not None and left <= 0 and not line.num_requests:
                     logger.info("%s: no request for %g s; it falls asleep", line.name, line.idle_timeout)
-                    self._later(self._rest(line, ends=False), f"rest {line.name}")
+                    self._later(self.put_away(line, ends=False), f"rest {line.name}")
                 elif line.num_requests and self._sizing.is_due(line):
                     await self._sizing.measure(line)

@@ -102,6 +102,13 @@ def plan(lines: Sequence[Occupant], room: Room, wanted: str, *, drains: bool = F
     return Plan(refusal=_refusal(list(after.values()), room, wanted))
 
 
+def overtakes(lines: Sequence[Occupant], room: Room, first: str, other: str) -> bool:
+    """Returns whether there is room for `other` now, and the plan for `first`, which waits, stays as it is."""
+    with_other = [replace(line, place=Place.LOADING) if line.name == other else line for line in lines]
+    found, found_with = (plan(some, room, first, drains=True) for some in (lines, with_other))
+    return room.fits(with_other) and found_with == found
+
+
 _MOVABLE = (Place.READY, Place.ASLEEP)
 
 

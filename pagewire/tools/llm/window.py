@@ -20,7 +20,7 @@ _GONE_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before each new attempt at an unreachable
 async def ask_all(
     items: Iterable[Item], ask: Callable[[Item], Awaitable[Answer]], window: int, progress: Counter
 ) -> list[Answer | PromptError]:
-    """Yields results in the order of the items. Takes items from the iterable only when there is room for them."""
+    """Returns results in the order of the items. Takes items from the iterable only when there is room for them."""
     answers: dict[int, Answer | PromptError] = {}
     running: set[asyncio.Task[None]] = set()
 

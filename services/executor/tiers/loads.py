@@ -190,7 +190,7 @@ class Loads:
         self._report(load)
 
     def place(self, load: Load, index: int, slot: Slot, tier: str, after: Any, checksum: int | None = None) -> None:
-        """BlockCopies a block that was checked from a pinned slot, which it releases, to the KV cache.
+        """Copies a block that was checked from a pinned slot, which it releases, to the KV cache.
 
         checksum: of a block that is new to the slot, which may be found there from then on.
         """

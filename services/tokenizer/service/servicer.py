@@ -119,9 +119,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.CountRequestsResponse:
         live, link = self._generator.live, self._generator.link
         idle = 0.0 if live.num_live else time.monotonic() - link.used_at
-        return inference_pb2.CountRequestsResponse(
-            num_requests=live.num_live, idle_seconds=idle, sleep_level=link.sleep_level
-        )
+        level = None if link.model_info is None else link.sleep_level
+        return inference_pb2.CountRequestsResponse(num_requests=live.num_live, idle_seconds=idle, sleep_level=level)
 
     async def GetTokenizerInfo(
         self, request: inference_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext

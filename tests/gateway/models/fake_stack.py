@@ -27,6 +27,7 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
         self.may_load.set()
         self.problems: dict[str, str] = {}  # why a line cannot be loaded
         self.retry_s = 100.0  # after a problem
+        self.forgets = False  # every wish
         self.refusal: RpcError | None = None  # of every RequestLine
         self.requests: list[lines_pb2.RequestLineRequest] = []
         self.rests: list[str] = []
@@ -115,7 +116,7 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
         if self.refusal is not None:
             raise self.refusal
         line = self._named(request.name)
-        if line.state in (ABSENT, ASLEEP):
+        if line.state in (ABSENT, ASLEEP) and not self.forgets:
             task = asyncio.create_task(self.load(line.name))
             self._loading.add(task)
             task.add_done_callback(self._loading.discard)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from pagewire.gateway.models import comments
+from pagewire.gateway.models import line as line_module
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
@@ -257,6 +258,9 @@ async def test_readiness_is_that_of_the_default_model(two: httpx.AsyncClient, st
     line.state, line.problem = ABSENT, "no such file"
     stack.tell()
     await until(503, "a could not be loaded: no such file")
+    line.pinned = False  # only a request would load it
+    stack.tell()
+    await until(200, "a is absent, b is absent")
     await stack.load("a")
     await until(200, "b is absent")
     await stack.load("b")
@@ -291,6 +295,31 @@ async def test_a_deleted_model_ends_what_waits_for_it(two: httpx.AsyncClient, st
     assert (await two.delete("/v1/admin/models/b")).status_code == 204
     ended = await asking
     assert ended.status_code == 404 and "'b' was deleted" in ended.json()["error"]["message"]
+
+
+async def test_requests_ask_again_after_an_operator_took_their_wish_back(
+    two: httpx.AsyncClient, stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_module, "WISH_S", 0.01)
+    stack.forgets = True
+    asking = asyncio.create_task(post(two, chat("b")))
+    await eventually(lambda: stack.requests)
+    stack.forgets = False
+    assert (await asking).status_code == 200
+
+
+async def test_load_and_aborts_do_not_wait_for_a_model_that_is_being_loaded(
+    two: httpx.AsyncClient, stack: FakeStack
+) -> None:
+    await stack.load("b")
+    assert (await post(two, chat("b"))).status_code == 200
+    stack.lines["b"].state = LOADING  # its tokenizer service runs already
+    stack.tell()
+    async with asyncio.timeout(10):
+        while (await states(two))["b"] != "loading":
+            pass
+        assert (await two.get("/load")).json() == {"server_load": 0}
+        assert (await two.post("/abort_request", json={"rid": "x"})).json()["aborted"] == 2
 
 
 async def test_operators_wake_and_put_to_sleep_by_name(two: httpx.AsyncClient, stack: FakeStack) -> None:

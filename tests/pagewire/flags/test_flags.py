@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pagewire import config, flags
@@ -244,6 +244,8 @@ def configurations(draw: st.DrawFn) -> Any:
 
 
 @given(configurations())
+@example(ServeConfig(models="a.yaml"))
+@example(ServeConfig(models="a.yaml", model=""))
 def test_configuration_survives_the_command_line(value: Any) -> None:
     argv = flags.to_argv(value)
     environ = flags.secrets(value)

@@ -367,7 +367,8 @@ class Gateway:
 
     async def send(self, requests: "dict[int, Submitted] | None" = None, aborts=()) -> None:
         if not self._is_greeted:
-            assert await self.read() == ConnectResponse()
+            greeting = await self.read()
+            assert greeting == ConnectResponse(model=greeting.model) and greeting.model
             self._is_greeted = True
         requests = requests or {}
         for number in requests:

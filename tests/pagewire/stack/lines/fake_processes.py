@@ -26,6 +26,10 @@ class FakeProcesses:
         self.num_requests, self.idle_seconds = 0, 0.0
         self.may_start = asyncio.Event()
         self.may_start.set()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.may_measure = asyncio.Event()
+        self.may_measure.set()
 
     @property
     def waits_for(self) -> list[str]:
@@ -61,6 +65,7 @@ class FakeProcesses:
     async def end(self) -> None:
         if self.runs:
             assert not self.num_requests or self.sleeps, "requests are cut off"
+            await self.may_end.wait()
             self.log.append(f"end {self.name}")
         self.runs = self.sleeps = False
 
@@ -71,4 +76,5 @@ class FakeProcesses:
         return inference_pb2.Model(id=self.name, max_model_len=7)
 
     async def memory(self) -> int:
+        await self.may_measure.wait()
         return 0

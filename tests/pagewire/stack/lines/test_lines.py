@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels
 from pagewire.stack.lines import lines as module
+from pagewire.stack.lines import wanted
 from pagewire.stack.lines.line import LineError
 from pagewire.stack.lines.lines import Lines
 from pagewire.stack.lines.plan import Place, Room
@@ -23,12 +24,12 @@ from tests.pagewire.stack.lines.fake_processes import FakeProcesses, settings_of
 class Stack:
     """Lines with fake processes, by name."""
 
-    def __init__(self, directory: Path, room: Room, *models: LineSettings) -> None:
+    def __init__(self, directory: Path, room: Room, *models: LineSettings, default: str = "") -> None:
         self.log: list[str] = []
         self.processes: dict[str, FakeProcesses] = {}
         self.failures: list[StartupError] = []
         kept = KeptSizes(directory / "lines.json")
-        self.lines = Lines(StackModels(models), room, self._make, kept, on_failure=self.failures.append)
+        self.lines = Lines(StackModels(models, default), room, self._make, kept, on_failure=self.failures.append)
 
     def _make(self, one: LineSettings, number: int) -> FakeProcesses:
         self.processes[one.name] = FakeProcesses(one.name, self.log)
@@ -59,7 +60,8 @@ class Stack:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.005)
-    monkeypatch.setattr(module, "_LOOK_S", 0.005)
+    monkeypatch.setattr(module, "LOOK_S", 0.005)
+    monkeypatch.setattr(wanted, "LOOK_S", 0.005)
 
 
 async def test_who_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
@@ -117,6 +119,20 @@ async def test_a_pinned_line_that_cannot_start_at_first_ends_the_stack(tmp_path:
     stack.lines.has_started = True
 
 
+async def test_a_pinned_line_that_failed_later_is_tried_again_without_a_request(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a", is_pinned=True))
+    a, processes = stack.lines.lines[0], stack.processes["a"]
+    stack.lines.has_started = True
+    async with stack.running():
+        await stack.ready("a")
+        await stack.lines.rest("a", ends=False)
+        processes.problem = "out of memory"
+        stack.lines.request("a")
+        await stack.until(lambda: a.problem)
+        processes.problem, a.retry_at = "", 0.0
+        await stack.until(lambda: a.place is Place.READY)
+
+
 async def test_running_requests_are_waited_for_in_the_order_of_wishes(tmp_path: Path) -> None:
     stack = Stack(tmp_path, Room(4), settings_of("a"), settings_of("b"), settings_of("c"))
     async with stack.running():
@@ -135,16 +151,37 @@ async def test_running_requests_are_waited_for_in_the_order_of_wishes(tmp_path: 
 async def test_requests_without_a_pause_do_not_hold_others_up_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(wanted, "PATIENCE_S", 0.01)
     stack = Stack(tmp_path, Room(4), settings_of("a"), settings_of("b"))
     async with stack.running():
         await stack.ready("a")
         stack.processes["a"].num_requests = 1
         stack.lines.request("b")
-        await stack.until(lambda: stack.lines.find("a").operation.locked())
+        while not stack.lines.find("a").operation.locked():  # noqa: ASYNC110 - of another task
+            await asyncio.sleep(0)
         assert not stack.processes["b"].runs
         stack.processes["a"].num_requests = 0
         await stack.until(lambda: stack.lines.find("b").place is Place.READY)
+
+
+@pytest.mark.parametrize("patience", [0.0, 100.0])
+async def test_a_line_that_fits_now_overtakes_one_that_waits_unless_that_one_needs_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr(wanted, "PATIENCE_S", patience)
+    models = [settings_of(name, size) for name, size in (("a", 5), ("b", 6), ("c", 3), ("d", 4))]
+    stack = Stack(tmp_path, Room(9), *models)
+    async with stack.running():
+        await stack.ready("a")
+        stack.processes["a"].num_requests = 1
+        for name in ("b", "d", "c"):
+            stack.lines.request(name)
+        await stack.until(lambda: stack.lines.find("c").place is Place.READY)
+        assert stack.log == ["start a", "start c"]
+        stack.processes["a"].num_requests = 0
+        await stack.until(lambda: stack.lines.find("b").place is Place.READY)
+        assert stack.processes["c"].runs and not stack.processes["c"].sleeps
+        await stack.until(lambda: stack.lines.find("d").place is Place.READY)
 
 
 async def test_what_never_fits_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -208,6 +245,68 @@ async def test_lines_come_and_go_while_others_serve(tmp_path: Path) -> None:
         await stack.lines.rest("a", ends=True)
         assert not stack.processes["a"].runs
         await stack.ready("a")
+
+
+async def test_a_request_during_the_end_of_processes_loads_new_ones(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"))
+    async with stack.running():
+        await stack.ready("a")
+        a, processes = stack.lines.find("a"), stack.processes["a"]
+        await stack.lines.rest("a", ends=False)
+        processes.may_end.clear()
+        ending = asyncio.create_task(stack.lines.rest("a", ends=True))
+        while not a.operation.locked():  # noqa: ASYNC110 - of another task
+            await asyncio.sleep(0)
+        stack.lines.request("a")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        processes.may_end.set()
+        await ending
+        await stack.until(lambda: a.place is Place.READY)
+        assert stack.log == ["start a", "sleep a", "end a", "start a"]
+
+
+async def test_a_request_does_not_bring_a_line_back_that_is_being_deleted(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"), settings_of("b"))
+    async with stack.running():
+        await stack.ready("a")
+        a, processes = stack.lines.find("a"), stack.processes["a"]
+        processes.may_measure.clear()
+        deleting = asyncio.create_task(stack.lines.delete("a"))
+        await stack.until(lambda: a.place is Place.ASLEEP)
+        stack.lines.request("a")
+        with pytest.raises(LineError, match="'a' is being deleted"):
+            await stack.lines.put(settings_of("a"))
+        with pytest.raises(LineError, match="b is the only model"):
+            await stack.lines.delete("b")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        processes.may_measure.set()
+        await deleting
+        await stack.ready("b")
+        assert stack.log == ["start a", "sleep a", "end a", "start b"] and stack.lines.names == ["b"]
+
+
+async def test_requests_do_not_wait_for_the_measurement_of_a_line(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"))
+    processes = stack.processes["a"]
+    processes.may_measure.clear()
+    processes.may_start.clear()
+    async with stack.running():
+        stack.lines.request("a")
+        await stack.until(lambda: processes.runs)
+        processes.may_start.set()
+        await stack.until(lambda: stack.lines.find("a").place is Place.READY)
+        processes.may_measure.set()
+
+
+async def test_an_unknown_name_rests_no_line(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"), default="a")
+    async with stack.running():
+        await stack.ready("typo")
+        with pytest.raises(LineError, match="'typo' does not exist; served here: a"):
+            await stack.lines.rest("typo", ends=True)
+        assert stack.lines.find("typo").place is Place.READY
 
 
 @settings(max_examples=30, deadline=None)

@@ -52,3 +52,10 @@ def test_on_cuda_a_line_takes_its_share_of_the_device(monkeypatch) -> None:
     config = ServeConfig(device="cuda", gpu_memory_utilization=0.4)
     assert sizes.estimated(config).ready == 400
     assert sizes.room(config, 5) == 1000
+
+
+def test_files_that_say_what_no_model_does_leave_its_size_unknown(tmp_path: Path) -> None:
+    config = ServeConfig(model=str(tmp_path), device="cpu")
+    for text in ('{"text_config": 5}', '{"architectures": 3}', '{"num_attention_heads": 4, "hidden_size": "a"}'):
+        (tmp_path / "config.json").write_text(text)
+        assert sizes.facts(config) is None and sizes.estimated(config).ready > 0

@@ -154,6 +154,16 @@ async def test_requests_that_came_before_the_scheduler_are_served(make_line, poo
     assert [submission.resubmitted for submission in line.scheduler.submissions] == [False, False]
 
 
+async def test_whether_the_model_sleeps_is_unknown_until_a_scheduler_says_it(make_line, pool) -> None:
+    line, request = make_line(), inference_pb2.CountRequestsRequest()
+    async with line.running(pool=pool, with_scheduler=False):
+        assert not (await line.stub.CountRequests(request)).HasField("sleep_level")
+        await line.start_scheduler()
+        await line.generate(text="x")
+        told = await line.stub.CountRequests(request)
+        assert told.HasField("sleep_level") and told.sleep_level == 0
+
+
 async def test_drained_once_no_prompt_is_encoded_and_no_request_live(make_line, pool, monkeypatch) -> None:
     """A shutdown waits for this."""
     encode_text, may_encode = pool.encode_text, asyncio.Event()
