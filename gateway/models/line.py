@@ -131,7 +131,7 @@ class ModelLine:
         self.client.link.model = self.name
         cast(Addresses, self._found).set([Listed(address)] if address else [])
         self.client.link.set_patient(told.state in (LineState.LINE_STATE_UNSPECIFIED, LineState.LINE_STATE_LOADING))
-        if before is None or told.state != before.state:
+        if before is None or (told.state, told.num_withdrawals) != (before.state, before.num_withdrawals):
             self._is_asked = False
         is_resting = told.state not in (LineState.LINE_STATE_READY, LineState.LINE_STATE_LOADING)
         if told.problem and is_resting and (before is None or _ended(before, told)):

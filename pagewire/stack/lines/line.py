@@ -76,6 +76,8 @@ class Line:
     sleeps_until_woken: bool = False
     num_loads: int = 0
     num_failures: int = 0
+    num_withdrawals: int = 0  # of wishes for it
+    is_leaving: bool = False  # it is being deleted
     is_woken: bool = False  # while it is LOADING: it wakes, and does not start
     notice: str = ""  # what it waits for before it loads
     model: inference_pb2.Model | None = None

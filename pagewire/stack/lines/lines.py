@@ -31,6 +31,10 @@ _SHARING = 4
 MakeProcesses = Callable[[LineSettings, int], Processes]
 
 
+def _leaving(line: Line) -> str:
+    return f"{line.name} is being deleted, which ends once its requests have ended"
+
+
 class Lines:
     """All lines. All calls come from the event loop; run() does what they wish."""
 
@@ -89,8 +93,8 @@ class Lines:
         return 1 / max(1, num_pinned, at_once)
 
     def find(self, name: str) -> Line:
-        """Returns the line with a name, or else the one for unknown names. Raises LineError."""
-        found = next((line for line in self.lines if name in line.settings.names), None) or self.default
+        """Returns the line with a name. Raises LineError: what becomes of unknown names is the gateway's to decide."""
+        found = next((line for line in self.lines if name in line.settings.names), None)
         if found is None:
             raise LineError("unknown", not_served(name, self.names))
         return found
@@ -105,6 +109,8 @@ class Lines:
     def request(self, name: str, idle_seconds: float | None = None) -> Line:
         """Has a line made ready. Raises LineError if its last attempt failed and the next one is not due."""
         line = self.find(name)
+        if line.is_leaving:
+            raise LineError("refused", _leaving(line))
         if idle_seconds is not None:
             line.idle_override = idle_seconds
         line.used_at = time.monotonic()
@@ -128,6 +134,10 @@ class Lines:
     async def put(self, settings: LineSettings) -> tuple[Line, bool]:
         """Adds a line; returns it, and whether it is new. Raises LineError."""
         present = next((line for line in self.lines if line.name == settings.name), None)
+        if leaving := next(
+            (one for one in self.lines if one.is_leaving and set(settings.names) & set(one.settings.names)), None
+        ):
+            raise LineError("exists", f"{_leaving(leaving)}; try again then")
         if present is not None and present.settings == settings:
             return present, False
         if present is not None:
@@ -148,11 +158,12 @@ class Lines:
 
     async def delete(self, name: str) -> None:
         """Ends a line once its requests have ended, and forgets it. Raises LineError."""
-        line = next((line for line in self.lines if name in line.settings.names), None)
-        if line is None:
-            raise LineError("unknown", not_served(name, self.names))
-        if len(self.lines) == 1:
+        line = self.find(name)
+        if name != line.name:
+            raise LineError("refused", f"{name!r:.100} is another name of {line.name}: delete that")
+        if all(one.is_leaving for one in self.lines if one is not line):
             raise LineError("refused", f"{line.name} is the only model: add another one first")
+        line.is_leaving = True
         self._unwant(line)
         if line.loading is not None:
             line.loading.cancel()
@@ -163,7 +174,7 @@ class Lines:
         self.tell()
 
     def _want(self, line: Line) -> None:
-        if line in self._wanted or line.preparing is not None:
+        if line in self._wanted or line.preparing is not None or line.is_leaving:
             return
         if line.place is Place.ABSENT:
             line.preparing = self._later(self._prepare(line), f"prepare {line.name}")
@@ -189,11 +200,15 @@ class Lines:
             self._wake.set()
 
     def _unwant(self, line: Line) -> None:
-        """Takes a wish back."""
+        """Takes a wish back. Those who still wait for the line are told, to wish again."""
+        if line.preparing is None and line not in self._wanted:
+            return
         if line.preparing is not None:
             line.preparing.cancel()
         if line in self._wanted:
             self._wanted.remove(line)
+        line.num_withdrawals += 1
+        self.tell()
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -239,8 +254,10 @@ class Lines:
         if not line.sizes.ready:
             await self._sizing.read(line)
         since = time.monotonic()
-        while line in self._wanted and line.place not in (Place.READY, Place.LOADING):
+        while True:
             await poll(self.lines)
+            if line not in self._wanted or line.place in (Place.READY, Place.LOADING):
+                return
             drains = time.monotonic() - since > PATIENCE_S
             found = plan([one.occupant for one in self.lines], self.room, line.name, drains=drains)
             if found.refusal:

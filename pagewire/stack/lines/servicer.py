@@ -148,6 +148,7 @@ def message_of(line: Line) -> lines_pb2.Line:
         sleeps_until_woken=line.sleeps_until_woken,
         num_loads=line.num_loads,
         num_failures=line.num_failures,
+        num_withdrawals=line.num_withdrawals,
     )
     if line.problem:
         message.retry_time.FromNanoseconds(int(line.retry_at * 1e9))

@@ -28,6 +28,7 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
         self.problems: dict[str, str] = {}  # why a line cannot be loaded
         self.retry_s = 100.0  # after a problem
         self.refusal: RpcError | None = None  # of every RequestLine
+        self.ignores = False  # each RequestLine, as if it was taken back at once
         self.requests: list[lines_pb2.RequestLineRequest] = []
         self.rests: list[str] = []
         self._directory = directory
@@ -115,7 +116,7 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
         if self.refusal is not None:
             raise self.refusal
         line = self._named(request.name)
-        if line.state in (ABSENT, ASLEEP):
+        if line.state in (ABSENT, ASLEEP) and not self.ignores:
             task = asyncio.create_task(self.load(line.name))
             self._loading.add(task)
             task.add_done_callback(self._loading.discard)

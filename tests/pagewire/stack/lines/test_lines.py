@@ -210,6 +210,59 @@ async def test_lines_come_and_go_while_others_serve(tmp_path: Path) -> None:
         await stack.ready("a")
 
 
+async def test_a_model_that_is_being_deleted_is_neither_added_nor_loaded_again(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"), settings_of("b"))
+    async with stack.running():
+        await stack.ready("b")
+        stack.processes["b"].num_requests = 1
+        deleting = asyncio.create_task(stack.lines.delete("b"))
+        await stack.until(lambda: stack.lines.find("b").operation.locked())
+        for wish in (lambda: stack.lines.request("b"), lambda: stack.lines.put(settings_of("b"))):
+            with pytest.raises(LineError, match="b is being deleted"):
+                await wish()  # type: ignore[misc]
+        with pytest.raises(LineError, match="a is the only model"):
+            await stack.lines.delete("a")
+        stack.processes["b"].num_requests = 0
+        await deleting
+        assert stack.log == ["start b", "sleep b", "end b"] and stack.lines.names == ["a"]
+        assert (await stack.lines.put(settings_of("b")))[1]
+
+
+async def test_a_model_that_is_deleted_while_its_turn_comes_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"), settings_of("b"))
+    looks, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def load() -> None:
+        looks.set()
+        await goes_on.wait()
+
+    async with stack.running():
+        await stack.ready("a")
+        monkeypatch.setattr(stack.processes["a"], "load", load)
+        stack.lines.request("b")
+        await looks.wait()
+        await stack.lines.delete("b")
+        goes_on.set()
+        await stack.ready("a")
+        await stack.lines.rest("a", ends=True)
+        assert stack.log == ["start a", "sleep a", "end a"]
+
+
+async def test_those_who_wait_are_told_that_a_wish_was_taken_back(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(4), settings_of("a"), settings_of("b"))
+    async with stack.running():
+        await stack.ready("a")
+        stack.processes["a"].num_requests = 1
+        b = stack.lines.request("b")
+        await stack.until(lambda: b.progress == "waits for a")
+        await stack.lines.rest("b", ends=True)
+        assert b.num_withdrawals == 1
+        stack.processes["a"].num_requests = 0
+        await stack.ready("b")
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 3)), min_size=1, max_size=25), st.integers(4, 12))
 def test_every_wish_comes_true_and_memory_is_never_exceeded(
