@@ -326,7 +326,7 @@ class Models:
 
     def fail_all(self, error: RpcError) -> None:
         for line in self.lines:
-            line.client.link.fail_all(error)
+            line.fail(error)
 
 
 def _named(line: ModelLine, listing: Sequence[Model]) -> list[Named]:

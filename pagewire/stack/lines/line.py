@@ -181,6 +181,20 @@ class Line:
             self.succeed()
 
 
+def leaving(line: Line) -> str:
+    """Returns what is said of a line that is being deleted."""
+    return f"{line.name} is being deleted, which ends once its requests have ended"
+
+
+async def until_idle(line: Line, interval: float) -> None:
+    """Waits until no request runs at a line that could not be put to sleep. interval: seconds between looks."""
+    while line.place is Place.READY:
+        load = await line.processes.load()
+        if load is None or not load.num_requests:
+            return
+        await asyncio.sleep(interval)
+
+
 async def poll(lines: Iterable[Line]) -> bool:
     """Asks all lines in memory what they do; returns whether something that others see may differ."""
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels, check_names
-from pagewire.stack.lines.line import Line, LineError, Processes, poll
+from pagewire.stack.lines.line import Line, LineError, Processes, leaving, poll, until_idle
 from pagewire.stack.lines.plan import Place, Room, gib, plan
 from pagewire.stack.lines.sizes import KeptSizes, Sizes
 from pagewire.stack.lines.sizing import Sizing
@@ -29,10 +29,6 @@ PATIENCE_S = 5.0  # of a wanted line; then requests that arrive for others wait 
 _SHARING = 4
 
 MakeProcesses = Callable[[LineSettings, int], Processes]
-
-
-def _leaving(line: Line) -> str:
-    return f"{line.name} is being deleted, which ends once its requests have ended"
 
 
 class Lines:
@@ -54,7 +50,7 @@ class Lines:
         self._sizing = Sizing(kept or KeptSizes())
         self._count = 0
         self.lines: list[Line] = []
-        self._default = models.default
+        self.default = models.default  # serves names that no line has, as long as it is there itself
         for settings in models.lines:
             self.lines.append(self._new(settings))
         self._wanted: list[Line] = []
@@ -71,11 +67,6 @@ class Lines:
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def default(self) -> Line | None:
-        """The line of names that no line has."""
-        return next((line for line in self.lines if line.name == self._default), None)
-
-    @property
     def changed(self) -> asyncio.Event:
         """An event that is set at the next change; get it before you look."""
         return self._changed
@@ -88,9 +79,8 @@ class Lines:
     @property
     def share(self) -> float:
         """The part of the memory without a flag that each line gets."""
-        num_pinned = sum(line.settings.is_pinned for line in self.lines)
         at_once = min(len(self.lines), self.room.count or _SHARING, _SHARING)
-        return 1 / max(1, num_pinned, at_once)
+        return 1 / max(1, sum(line.settings.is_pinned for line in self.lines), at_once)
 
     def find(self, name: str) -> Line:
         """Returns the line with a name. Raises LineError: what becomes of unknown names is the gateway's to decide."""
@@ -110,7 +100,7 @@ class Lines:
         """Has a line made ready. Raises LineError if its last attempt failed and the next one is not due."""
         line = self.find(name)
         if line.is_leaving:
-            raise LineError("refused", _leaving(line))
+            raise LineError("refused", leaving(line))
         if idle_seconds is not None:
             line.idle_override = idle_seconds
         line.used_at = time.monotonic()
@@ -134,16 +124,14 @@ class Lines:
     async def put(self, settings: LineSettings) -> tuple[Line, bool]:
         """Adds a line; returns it, and whether it is new. Raises LineError."""
         present = next((line for line in self.lines if line.name == settings.name), None)
-        if leaving := next(
-            (one for one in self.lines if one.is_leaving and set(settings.names) & set(one.settings.names)), None
-        ):
-            raise LineError("exists", f"{_leaving(leaving)}; try again then")
+        for one in self.lines:
+            if one.is_leaving and not set(one.settings.names).isdisjoint(settings.names):
+                raise LineError("exists", f"{leaving(one)}; try again then")
         if present is not None and present.settings == settings:
             return present, False
         if present is not None:
-            raise LineError(
-                "exists", f"the model {settings.name!r:.100} is served with other settings: delete it first"
-            )
+            what = f"the model {settings.name!r:.100} is served with other settings"
+            raise LineError("exists", f"{what}: delete it first")
         try:
             check_names(settings, {name: one.settings for one in self.lines for name in one.settings.names})
         except StartupError as error:
@@ -201,12 +189,12 @@ class Lines:
 
     def _unwant(self, line: Line) -> None:
         """Takes a wish back. Those who still wait for the line are told, to wish again."""
-        if line.preparing is None and line not in self._wanted:
-            return
         if line.preparing is not None:
             line.preparing.cancel()
-        if line in self._wanted:
+        elif line in self._wanted:
             self._wanted.remove(line)
+        else:
+            return
         line.num_withdrawals += 1
         self.tell()
 
@@ -333,18 +321,10 @@ class Lines:
                     self.tell()
                     await self._sizing.measure(line)
             if ends and line.place is not Place.LOADING:
-                await self._until_idle(line)
+                await until_idle(line, _LOOK_S)
                 await line.processes.end()
                 line.rest(Place.ABSENT)
             self.tell()
-
-    async def _until_idle(self, line: Line) -> None:
-        """Waits until no request runs at a line that could not be put to sleep."""
-        while line.place is Place.READY:
-            load = await line.processes.load()
-            if load is None or not load.num_requests:
-                return
-            await asyncio.sleep(_LOOK_S)
 
     # -- observation -------------------------------------------------------------------------------------------------
 

@@ -324,6 +324,21 @@ async def test_unknown_names_never_put_the_model_to_sleep_that_serves_them(
     assert not stack.rests and not stack.services["a"].sleeps
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", {}), ("/v1/embeddings", {"input": "i"})])
+async def test_what_waits_for_a_model_ends_at_once_when_the_stack_ends(
+    stack: FakeStack, path: str, body: dict[str, object]
+) -> None:
+    stack.may_load.clear()
+    leave = asyncio.Event()
+    async with running_gateway(stack.address, leave, lines_address=stack.address, shutdown_timeout=600) as client:
+        asking = asyncio.create_task(client.post(path, json=(body or chat("b")) | {"model": "b"}))
+        await eventually(lambda: stack.requests)
+        await stack.stop()
+        leave.set()
+        ended = await asking
+        assert ended.status_code == 503 and "shutting down" in ended.json()["error"]["message"]
+
+
 async def test_operators_wake_and_put_to_sleep_by_name(two: httpx.AsyncClient, stack: FakeStack) -> None:
     sleep, wake = "/v1/admin/models/b/sleep", "/v1/admin/models/b/wake"
     refused = await two.post(sleep)
