@@ -10,6 +10,8 @@ from pagewire.gateway.dialects.ollama.models import LATEST
 from pagewire.gateway.dialects.ollama.options import idle_seconds
 from pagewire.gateway.models.line import ModelLine
 from pagewire.gateway.models.models import Models
+from pagewire.gateway.operation.admin.route import WRONG_KEY
+from pagewire.wire.keys import caller
 from pagewire.wire.model_names import not_served
 
 # The most seconds that the answer to a request for unloading waits for it: other requests may run.
@@ -26,8 +28,9 @@ class Wish(Protocol):
 def kept_alive(models: Models, line: ModelLine, body: Wish) -> Callable[[], Awaitable[None]] | None:
     """Tells the stack when a line may rest. Returns what has to be called after the answer, if anything."""
     stack, seconds = models.stack, idle_seconds(body.keep_alive)
-    # Names that no model has say nothing about the model that serves them, which others use by its own name.
-    if stack is None or seconds is None or not _is_meant(line, body.model):
+    # Names that no model has say nothing about the model that serves them, which others use by its own name. Nor does
+    # one tenant decide for the others how long a model stays.
+    if stack is None or seconds is None or not _is_meant(line, body.model) or not _may_decide():
         return None
     if seconds:
         stack.keep(line, seconds)
@@ -46,6 +49,8 @@ async def load_or_unload(models: Models, line: ModelLine, body: Wish) -> None:
         await line.reach(computes=True)
     elif not _is_meant(line, body.model):
         raise ApiError(404, not_served(body.model, await models.names()), param="model", code="model_not_found")
+    elif not _may_decide():
+        raise ApiError(403, WRONG_KEY, code="not_permitted")
     elif line.state in ("ready", "loading"):
         models.stack.rest(line)
         with suppress(TimeoutError):
@@ -56,3 +61,9 @@ async def load_or_unload(models: Models, line: ModelLine, body: Wish) -> None:
 
 def _is_meant(line: ModelLine, name: str) -> bool:
     return not line.takes_all or not {name, name.removesuffix(LATEST)}.isdisjoint(line.names)
+
+
+def _may_decide() -> bool:
+    """Returns whether a model may leave memory by the wish of this client; without keys, all clients are one user."""
+    key = caller.get()
+    return key is None or key.admin

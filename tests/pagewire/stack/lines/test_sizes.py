@@ -10,7 +10,10 @@ from pagewire.stack.lines.sizes import KeptSizes, Sizes
 
 
 def test_memory_of_processes_and_of_those_that_they_started_is_measured() -> None:
-    code = "import subprocess, sys; data = b'x' * (64 << 20); child = subprocess.Popen(['sleep', '60']); print(flush=True); child.wait()"
+    code = (
+        "import subprocess; data = b'x' * (64 << 20); child = subprocess.Popen(['sleep', '60']); print(flush=True); "
+        "child.wait()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
