@@ -25,6 +25,13 @@ def test_memory_of_processes_and_of_those_that_they_started_is_measured() -> Non
             os.killpg(process.pid, 9)
 
 
+def test_sizes_that_cannot_be_written_leave_no_files(tmp_path: Path) -> None:
+    path = tmp_path / "lines.json"
+    path.mkdir()  # nothing can take its place
+    KeptSizes(path).keep(ServeConfig(model="m", device="cpu"), Sizes(5, 3))
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_sizes_are_kept_by_model_and_flags_and_a_broken_file_costs_only_them(tmp_path: Path) -> None:
     kept = KeptSizes(tmp_path / "new" / "lines.json")
     config = ServeConfig(model="m", device="cpu")
