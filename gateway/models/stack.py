@@ -25,6 +25,8 @@ from pagewire.wire.rpc import RpcError
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 0.2  # before a stack that has ended is looked for again
+# Before the log says that it has ended: if the whole stack stops, so does this gateway, which is nothing to warn of.
+WARN_S = 2.0
 CALL_TIMEOUT_S = 10.0
 
 
@@ -57,11 +59,14 @@ class Stack:
 
     async def run(self, models: "Lines") -> None:
         """Follows the lines, until cancelled."""
+        warning: asyncio.TimerHandle | None = None
         try:
             while True:
                 try:
                     async for told in self._stub.WatchLines(WatchLinesRequest(), wait_for_ready=True):
-                        if self._is_away.is_set():
+                        if warning is not None:
+                            warning.cancel()
+                            warning = None
                             logger.info("the stack tells its models again")
                         self._is_away.clear()
                         self.told = told
@@ -69,11 +74,14 @@ class Stack:
                     why = "it has ended the stream"
                 except grpc.aio.AioRpcError as error:
                     why = error.details() or error.code().name
-                if not self._is_away.is_set():
-                    logger.warning("the stack does not tell its models (%s); the last ones count", why)
                 self._is_away.set()
+                if warning is None:
+                    text = "the stack does not tell its models (%s); the last ones count"
+                    warning = asyncio.get_running_loop().call_later(WARN_S, logger.warning, text, why)
                 await asyncio.sleep(AGAIN_S)
         finally:
+            if warning is not None:
+                warning.cancel()
             await rpc.cancel(list(self._later))
             await self._channel.close()
 
