@@ -283,11 +283,15 @@ async def _first_requests(connections: Connections) -> None:
 
 async def _drain(parts: Parts, timeout: float) -> None:
     parts.shutdown.begun = True
+    error = rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")
+    stack = parts.models.stack
+    ending = [] if stack is None else [asyncio.create_task(stack.end_loads(parts.models, error))]
     try:
         async with asyncio.timeout(timeout):
             await parts.shutdown.wait_idle()
     except TimeoutError:
         logger.warning("%d generations still run after %g s and are cut off", parts.models.num_live, timeout)
         parts.shutdown.over = True
-        error = rpc.RpcError(grpc.StatusCode.UNAVAILABLE, "this gateway is shutting down; try again")
         parts.models.fail_all(error)
+    finally:
+        await rpc.cancel(ending)

@@ -91,9 +91,7 @@ class StoreCalls:
         self._contents = contents
         self._store.follow(contents)
 
-    def forget(
-        self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None], reset_at: int = 0
-    ) -> None:
+    def forget(self, blocks: Sequence[BlockHashes] | None, on_forgotten: Callable[[], None], reset_at: int = 0) -> None:
         self._store.forget(None if blocks is None else [one for some in blocks for one in split(some.hashes)])
         on_forgotten()
 

@@ -133,11 +133,11 @@ class ModelLine:
         self.client.link.model = self.name
         cast(Addresses, self._found).set([Listed(address)] if address else [])
         self.client.link.set_patient(told.state in (LineState.LINE_STATE_UNSPECIFIED, LineState.LINE_STATE_LOADING))
-        if before is None or told.state != before.state:
+        if before is None or (told.state, told.num_withdrawals) != (before.state, before.num_withdrawals):
             self._is_asked = False
         is_resting = told.state not in (LineState.LINE_STATE_READY, LineState.LINE_STATE_LOADING)
         if told.problem and is_resting and (before is None or _ended(before, told)):
-            self._fail(_unavailable(told.problem, self._retry_delay))
+            self.fail(_unavailable(told.problem, self._retry_delay))
         elif self._num_waiting or self.client.link.num_live:
             with suppress(RpcError):  # it is a request's to report
                 self.want()
@@ -204,14 +204,14 @@ class ModelLine:
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _ASKED_AGAIN:
                     delay = error_details.retry_delay_of(error)
-                    self._fail(_unavailable(error.details() or error.code().name, delay or self._retry_delay))
+                    self.fail(_unavailable(error.details() or error.code().name, delay or self._retry_delay))
                     return
                 logger.debug("the stack does not answer: %s", error.details())
                 pause = ASK_AGAIN_S
             await asyncio.sleep(pause)
             self._is_asked = self._is_asked and bool(self._num_waiting or self.client.link.num_live)
 
-    def _fail(self, error: RpcError) -> None:
+    def fail(self, error: RpcError) -> None:
         """Ends everything that waits for the line."""
         self._failure, self._is_asked = error, False
         self._num_failures += 1
@@ -222,7 +222,7 @@ class ModelLine:
         """Ends everything that waits for the line, which does not exist any more."""
         if self._asking is not None:
             self._asking.cancel()
-        self._fail(RpcError(grpc.StatusCode.NOT_FOUND, f"the model {self.name!r} was deleted"))
+        self.fail(RpcError(grpc.StatusCode.NOT_FOUND, f"the model {self.name!r} was deleted"))
 
     def _notify(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()

@@ -164,6 +164,14 @@ class Models:
         why = await self._why_not(model)
         raise ApiError(404, why or not_served(model, await self.names()), param="model", code="model_not_found")
 
+    async def named_line(self, model: str | None) -> ModelLine:
+        """Returns the line that has a name, for operators: others would mean a model that they do not know of. Raises
+        like find()."""
+        line = await self.find(model)
+        if model and line is self.takes_all and self._known(model) is None:
+            raise ApiError(404, not_served(model, await self.names()), param="model", code="model_not_found")
+        return line
+
     async def client(self, model: str | None) -> TokenizerClient:
         return (await self.find(model)).client
 
@@ -318,7 +326,7 @@ class Models:
 
     def fail_all(self, error: RpcError) -> None:
         for line in self.lines:
-            line.client.link.fail_all(error)
+            line.fail(error)
 
 
 def _named(line: ModelLine, listing: Sequence[Model]) -> list[Named]:

@@ -20,10 +20,13 @@ from pagewire.v1.lines_pb2 import (
 )
 from pagewire.wire import rpc
 from pagewire.wire.admin import Neighbour
+from pagewire.wire.rpc import RpcError
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 0.2  # before a stack that has ended is looked for again
+# Before the log says that it has ended: if the whole stack stops, so does this gateway, which is nothing to warn of.
+WARN_S = 2.0
 CALL_TIMEOUT_S = 10.0
 
 
@@ -45,6 +48,7 @@ class Stack:
         self.calls = cast(LineStub, self._stub)
         self.told = WatchLinesResponse()
         self._later: set[asyncio.Task[None]] = set()
+        self._is_away = asyncio.Event()
 
     @property
     def unsorted(self) -> list[Neighbour]:
@@ -55,22 +59,29 @@ class Stack:
 
     async def run(self, models: "Lines") -> None:
         """Follows the lines, until cancelled."""
-        is_away = False
+        warning: asyncio.TimerHandle | None = None
         try:
             while True:
                 try:
                     async for told in self._stub.WatchLines(WatchLinesRequest(), wait_for_ready=True):
-                        if is_away:
+                        if warning is not None:
+                            warning.cancel()
+                            warning = None
                             logger.info("the stack tells its models again")
-                        is_away = False
+                        self._is_away.clear()
                         self.told = told
                         self._follow(models, told)
+                    why = "it has ended the stream"
                 except grpc.aio.AioRpcError as error:
-                    if not is_away:
-                        logger.warning("the stack does not tell its models (%s); the last ones count", error.details())
-                    is_away = True
+                    why = error.details() or error.code().name
+                self._is_away.set()
+                if warning is None:
+                    text = "the stack does not tell its models (%s); the last ones count"
+                    warning = asyncio.get_running_loop().call_later(WARN_S, logger.warning, text, why)
                 await asyncio.sleep(AGAIN_S)
         finally:
+            if warning is not None:
+                warning.cancel()
             await rpc.cancel(list(self._later))
             await self._channel.close()
 
@@ -84,6 +95,16 @@ class Stack:
         for line, one in zip(lines, told.lines, strict=True):
             line.update(one)
         models.set_lines(lines, told.default_line)
+
+    async def end_loads(self, models: "Lines", error: RpcError) -> None:
+        """Ends what waits for a model that is not in memory once the stack has ended, which would have loaded it; of a
+        gateway that ends, too. Returns when it is cancelled."""
+        while True:
+            await self._is_away.wait()
+            for line in models.lines:
+                if line.waits:
+                    line.fail(error)
+            await asyncio.sleep(AGAIN_S)
 
     async def _request(self, name: str) -> None:
         await self.request(name)

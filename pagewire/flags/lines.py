@@ -181,10 +181,12 @@ def _line_of_entry(entry: Any, base: ServeConfig, where: str, name: str) -> Line
     for key in entry:
         if key not in _KEYS:
             is_flag = " (flags are keys of `flags:`)" if key in line_fields() else ""
-            raise UsageError(f"unknown key {key}; expected {', '.join(_KEYS)}{is_flag}{did_you_mean(key, _KEYS)}")
+            expected = f"expected {', '.join(_KEYS)}{is_flag}{did_you_mean(key, _KEYS)}"
+            raise UsageError(f"unknown key {key:.100}; {expected}")
     model = entry.get("model")
     if not isinstance(model, str) or not model.strip():
         raise UsageError("model: expected a path or an id, as for `pagewire serve MODEL`")
+    model = convert(next(one for one in fields_of(ServeConfig) if one.name == "model"), model, f"{where}: model")
     own = _flags_of(entry.get("flags", {}), where)
     idle_timeout = entry.get("idle_timeout", base.idle_timeout)
     if isinstance(idle_timeout, bool) or not isinstance(idle_timeout, int | float) or not 0 <= idle_timeout < 1e9:
@@ -214,6 +216,8 @@ def _name_of(name: Any, key: str) -> str:
     try:
         if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or "," in name or name.split() != [name]:
             raise ValueError(f"a name of at most {_LONGEST_NAME} characters, without spaces and commas")
+        if {".", ".."} & set(name.split("/")):
+            raise ValueError("a name without parts `.` and `..`, which clients leave out of paths")
         check_text(name)
     except ValueError as error:
         raise UsageError(f"{key}: expected {error}, got {name!r:.100}") from error
@@ -238,13 +242,15 @@ def _flags_of(given: Any, where: str) -> dict[str, Any]:
         raise UsageError(f"flags: expected keys and values such as `max-model-len: 4096`, got {given!r:.100}")
     fields, known = line_fields(), {field.name for field in fields_of(ServeConfig)}
     settings = []
-    for key, value in given.items():
-        flag = str(key).replace("_", "-").removeprefix("--")
+    for key, value in ((str(key), value) for key, value in given.items()):
+        flag = key.replace("_", "-").removeprefix("--")
         name = flag.replace("-", "_")
         if name not in fields and name in known:
-            raise UsageError(f"flags: {key} is not a flag of one model; give it to `pagewire serve`, or as a key")
+            raise UsageError(f"flags: {key:.100} is not a flag of one model; give it to `pagewire serve`, or as a key")
         if name not in fields and flag not in vllm_flags.FLAGS:
-            raise UsageError(f"flags: unknown key {key}" + did_you_mean(flag, [flag_name(one)[2:] for one in fields]))
+            raise UsageError(
+                f"flags: unknown key {key:.100}" + did_you_mean(flag, [flag_name(one)[2:] for one in fields])
+            )
         if value is not None:
             settings.append(Given(name, text_of(value), f"{where}: {key}", "file"))
     settled = Answers(fields).settle(settings)

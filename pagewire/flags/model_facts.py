@@ -5,7 +5,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,18 @@ def facts_of(
         if path.suffix == ".gguf":
             return _of_gguf(path)
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return _of_config(path, config if isinstance(config, dict) else {})
-    except (OSError, ValueError, GgufError, AttributeError, TypeError):  # a value of another type than any model has
+        facts = _of_config(path, config if isinstance(config, dict) else {})
+        return facts if _are_sound(facts) else None
+    except (OSError, ValueError, GgufError, RecursionError):
         return None
+    except (TypeError, AttributeError, ArithmeticError):  # a value of config.json has another type than it has to have
+        return None
+
+
+def _are_sound(facts: ModelFacts) -> bool:
+    """Returns whether all numbers are numbers: config.json may have anything in their places."""
+    numbers = (getattr(facts, field.name) for field in fields(facts) if field.type is int)
+    return all(isinstance(one, int) and 0 <= one < 2**31 for one in numbers)
 
 
 def _of_gguf(path: Path) -> ModelFacts:

@@ -23,7 +23,7 @@ async def embed(request: Request, body: OllamaEmbedRequest) -> OllamaEmbedRespon
     models, served = MODELS.of(request), await find_model(MODELS.of(request), body.model)
     model = served.model
     if not body.input:
-        await load_or_unload(models, served.line, body.keep_alive)
+        await load_or_unload(models, served.line, body)
         return OllamaEmbedResponse(model=body.model, embeddings=[])
     wanted = EmbeddingRequest(
         model=model.id,
@@ -31,7 +31,7 @@ async def embed(request: Request, body: OllamaEmbedRequest) -> OllamaEmbedRespon
         dimensions=body.dimensions or None,
         truncate_prompt_tokens=None if body.truncate is False else _most(body, model),
     )
-    rest = kept_alive(models, served.line, body.keep_alive)
+    rest = kept_alive(models, served.line, body)
     vectors, num_tokens = await serve(request, "embed", "embd", wanted, _vectors)
     if rest is not None:
         await rest()
@@ -45,7 +45,7 @@ async def embed_one(request: Request, body: OllamaEmbeddingsRequest) -> OllamaEm
     models, served = MODELS.of(request), await find_model(MODELS.of(request), body.model)
     model = served.model
     if not body.prompt:
-        await load_or_unload(models, served.line, body.keep_alive)
+        await load_or_unload(models, served.line, body)
         return OllamaEmbeddingsResponse([])
     wanted = EmbeddingRequest(model=model.id, input=body.prompt, truncate_prompt_tokens=_most(body, model))
 
@@ -53,7 +53,7 @@ async def embed_one(request: Request, body: OllamaEmbeddingsRequest) -> OllamaEm
         request_context(request.scope).names = {"inputs[0]": "prompt", "inputs": "prompt", "input": "prompt"}
         return await _vectors(call, body, head)
 
-    rest = kept_alive(models, served.line, body.keep_alive)
+    rest = kept_alive(models, served.line, body)
     vectors, _ = await serve(request, "embed", "embd", wanted, compute)
     if rest is not None:
         await rest()

@@ -123,7 +123,7 @@ def _may_be_too_long(body: OllamaChatRequest, turns: Sequence[OllamaTurn], takes
 
 async def _without_output(request: Request, body: OllamaGenerating, line: ModelLine, form: Form) -> Response:
     """Loads the model, or puts it away, and answers."""
-    await load_or_unload(MODELS.of(request), line, body.keep_alive)
+    await load_or_unload(MODELS.of(request), line, body)
     return json_response(without_output(form, body.model, "unload" if body.unloads else "load"))
 
 
@@ -151,7 +151,7 @@ def _response(
 ) -> Response:
     timing = Timing(line.client)
     answer = OllamaAnswer(form, operation, body.model, request_context(request.scope), timing)
-    ended = kept_alive(MODELS.of(request), line, body.keep_alive)
+    ended = kept_alive(MODELS.of(request), line, body)
     return NdjsonResponse([generate], answer, stream=body.stream is not False, ended=ended, kept=kept, timing=timing)
 
 

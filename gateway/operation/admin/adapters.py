@@ -83,7 +83,7 @@ async def load_adapter(request: Request, name: str, body: AdapterBody) -> Served
     Through gRPC: `pagewire.v1.AdminService/LoadAdapter`.
     """
     wanted = AdminServiceLoadAdapterRequest(name=name, path=body.path, replaces=bool(body.replaces))
-    return _served(await _load(await MODELS.of(request).client(body.model), wanted))
+    return _served(await _load((await MODELS.of(request).named_line(body.model)).client, wanted))
 
 
 @router.get("/v1/admin/adapters/{name:path}", responses=_NOT_FOUND)
@@ -107,7 +107,7 @@ async def load_lora_adapter(request: Request, body: LoadLoraBody) -> Response:
     """Loads an adapter in vLLM's API."""
     request_context(request.scope).names = _NAMES
     wanted = AdminServiceLoadAdapterRequest(name=body.lora_name, path=body.lora_path, replaces=bool(body.load_inplace))
-    await _load(await MODELS.of(request).client(body.model), wanted, conflict=400)
+    await _load((await MODELS.of(request).named_line(body.model)).client, wanted, conflict=400)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 

@@ -62,7 +62,7 @@ async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Quer
     Through gRPC: `pagewire.v1.AdminService/ResetPrefixCache`.
     """
     await _refuse_body(request, "reset_external=true")
-    forgotten = await _reset(await MODELS.of(request).client(query.model))
+    forgotten = await _reset((await MODELS.of(request).named_line(query.model)).client)
     return ResetCache(success=True, blocks=forgotten.num_blocks, executors=forgotten.num_executors)
 
 
@@ -71,7 +71,7 @@ async def reset_prefix_cache(request: Request, query: Annotated[ResetQuery, Quer
 async def flush_cache(request: Request, query: Annotated[FlushQuery, Query()]) -> Response:
     """Forgets all cached prefixes in SGLang's API, also while requests run."""
     await _refuse_body(request, "timeout=5")
-    forgotten = await _reset(await MODELS.of(request).client(query.model))
+    forgotten = await _reset((await MODELS.of(request).named_line(query.model)).client)
     return PlainTextResponse(
         f"Cache flushed.\nBlocks forgotten: {forgotten.num_blocks}, executors: {forgotten.num_executors}.\n"
     )

@@ -123,21 +123,21 @@ async def wake_model(request: Request, name: str) -> ModelState:
 @router.post("/sleep")
 async def sleep(request: Request, query: Annotated[SleepQuery, Query()]) -> Response:
     """Puts a model to sleep in vLLM's API. By default, running requests end first: none is lost."""
-    await _sleep(await MODELS.of(request).find(query.model), query.level or 1, query.mode or "wait")
+    await _sleep(await MODELS.of(request).named_line(query.model), query.level or 1, query.mode or "wait")
     return Response()
 
 
 @router.post("/wake_up")
 async def wake_up(request: Request, query: Annotated[WakeQuery, Query()]) -> Response:
     """Wakes a model in vLLM's API."""
-    await _wake(await MODELS.of(request).find(query.model))
+    await _wake(await MODELS.of(request).named_line(query.model))
     return Response()
 
 
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request, query: Annotated[ModelQuery, Query()]) -> IsSleeping:
     """Reports whether a model sleeps, or is absent, in vLLM's API."""
-    line = await MODELS.of(request).find(query.model)
+    line = await MODELS.of(request).named_line(query.model)
     if line.told is None:
         await line.models()
     return IsSleeping(is_sleeping=line.state in ("asleep", "absent"))

@@ -103,7 +103,7 @@ async def replace_weights(request: Request, body: WeightsBody) -> ReplacedWeight
         version=body.version or "",
         max_wait_seconds=body.max_wait_seconds,
     )
-    replaced = await _replace(await MODELS.of(request).find(body.served_model_name), wanted)
+    replaced = await _replace(await MODELS.of(request).named_line(body.served_model_name), wanted)
     return ReplacedWeights(
         object="weights",
         version=replaced.version,

@@ -74,9 +74,10 @@ class Line:
     num_requests: int = 0
     idle_override: float | None = None  # of --idle-timeout; negative: never
     sleeps_until_woken: bool = False
-    is_leaving: bool = False  # it is being deleted
     num_loads: int = 0
     num_failures: int = 0
+    num_withdrawals: int = 0  # of wishes for it
+    is_leaving: bool = False  # it is being deleted
     is_woken: bool = False  # while it is LOADING: it wakes, and does not start
     notice: str = ""  # what it waits for before it loads
     model: inference_pb2.Model | None = None
@@ -187,6 +188,20 @@ class Line:
             logger.info("%s: it was woken", self.name)
             self.begin()
             self.succeed()
+
+
+def leaving(line: Line) -> str:
+    """Returns what is said of a line that is being deleted."""
+    return f"{line.name} is being deleted, which ends once its requests have ended"
+
+
+async def until_idle(line: Line, interval: float) -> None:
+    """Waits until no request runs at a line that could not be put to sleep. interval: seconds between looks."""
+    while line.place is Place.READY:
+        load = await line.processes.load()
+        if load is None or not load.num_requests:
+            return
+        await asyncio.sleep(interval)
 
 
 async def poll(lines: Iterable[Line]) -> bool:

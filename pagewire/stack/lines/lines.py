@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 
 from pagewire.errors import StartupError
 from pagewire.flags.lines import LineSettings, StackModels, check_names
-from pagewire.stack.lines.line import Line, LineError, Processes, poll
+from pagewire.stack.lines.line import Line, LineError, Processes, leaving, poll, until_idle
 from pagewire.stack.lines.plan import Place, Room, gib
 from pagewire.stack.lines.sizes import KeptSizes, Sizes
 from pagewire.stack.lines.sizing import Sizing
@@ -47,7 +47,7 @@ class Lines:
         self._sizing = Sizing(kept or KeptSizes())
         self._count = 0
         self.lines: list[Line] = []
-        self._default = models.default
+        self.default = models.default  # serves names that no line has, as long as it is there itself
         for settings in models.lines:
             self.lines.append(self._new(settings))
         self._wanted = Wanted(self, self._sizing)
@@ -63,11 +63,6 @@ class Lines:
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property
-    def default(self) -> Line | None:
-        """The line of names that no line has."""
-        return next((line for line in self.lines if line.name == self._default), None)
-
-    @property
     def changed(self) -> asyncio.Event:
         """An event that is set at the next change; get it before you look."""
         return self._changed
@@ -80,18 +75,11 @@ class Lines:
     @property
     def share(self) -> float:
         """The part of the memory without a flag that each line gets."""
-        num_pinned = sum(line.settings.is_pinned for line in self.lines)
         at_once = min(len(self.lines), self.room.count or _SHARING, _SHARING)
-        return 1 / max(1, num_pinned, at_once)
+        return 1 / max(1, sum(line.settings.is_pinned for line in self.lines), at_once)
 
     def find(self, name: str) -> Line:
-        """Returns the line with a name, or else the one for unknown names. Raises LineError."""
-        if name not in self.names and self.default is not None:
-            return self.default
-        return self._named(name)
-
-    def _named(self, name: str) -> Line:
-        """Returns the line that has a name itself. Raises LineError."""
+        """Returns the line with a name. Raises LineError: what becomes of unknown names is the gateway's to decide."""
         found = next((line for line in self.lines if name in line.settings.names), None)
         if found is None:
             raise LineError("unknown", not_served(name, self.names))
@@ -107,6 +95,8 @@ class Lines:
     def request(self, name: str, idle_seconds: float | None = None) -> Line:
         """Has a line made ready. Raises LineError if its last attempt failed and the next one is not due."""
         line = self.find(name)
+        if line.is_leaving:
+            raise LineError("refused", leaving(line))
         if idle_seconds is not None:
             line.idle_override = idle_seconds
         line.used_at = time.monotonic()
@@ -120,7 +110,7 @@ class Lines:
 
     async def rest(self, name: str, *, ends: bool) -> Line:
         """Takes a line out of memory once none of its requests runs, and returns when that is done."""
-        line = self._named(name)
+        line = self.find(name)
         self._unwant(line)
         if line.loading is not None:
             await asyncio.wait([line.loading])
@@ -130,14 +120,14 @@ class Lines:
     async def put(self, settings: LineSettings) -> tuple[Line, bool]:
         """Adds a line; returns it, and whether it is new. Raises LineError."""
         present = next((line for line in self.lines if line.name == settings.name), None)
-        if present is not None and present.is_leaving:
-            raise LineError("refused", f"the model {settings.name!r:.100} is being deleted: add it once it is gone")
+        for one in self.lines:
+            if one.is_leaving and not set(one.settings.names).isdisjoint(settings.names):
+                raise LineError("exists", f"{leaving(one)}; try again then")
         if present is not None and present.settings == settings:
             return present, False
         if present is not None:
-            raise LineError(
-                "exists", f"the model {settings.name!r:.100} is served with other settings: delete it first"
-            )
+            what = f"the model {settings.name!r:.100} is served with other settings"
+            raise LineError("exists", f"{what}: delete it first")
         try:
             check_names(settings, {name: one.settings for one in self.lines for name in one.settings.names})
         except StartupError as error:
@@ -152,10 +142,12 @@ class Lines:
 
     async def delete(self, name: str) -> None:
         """Ends a line once its requests have ended, and forgets it. Raises LineError."""
-        line = self._named(name)
+        line = self.find(name)
+        if name != line.name:
+            raise LineError("refused", f"{name!r:.100} is another name of {line.name}: delete that")
         if all(one.is_leaving for one in self.lines if one is not line):
             raise LineError("refused", f"{line.name} is the only model: add another one first")
-        line.is_leaving = True  # requests that arrive while it ends do not bring it back
+        line.is_leaving = True
         self._unwant(line)
         if line.loading is not None:
             line.loading.cancel()
@@ -166,7 +158,7 @@ class Lines:
         self.tell()
 
     def _want(self, line: Line) -> None:
-        if line.is_leaving or line in self._wanted or line.preparing is not None:
+        if line in self._wanted or line.preparing is not None or line.is_leaving:
             return
         if line.place is Place.ABSENT:
             line.preparing = self._later(self._prepare(line), f"prepare {line.name}")
@@ -187,10 +179,15 @@ class Lines:
             self.tell()
 
     def _unwant(self, line: Line) -> None:
-        """Takes a wish back."""
+        """Takes a wish back. Those who still wait for the line are told, to wish again."""
         if line.preparing is not None:
             line.preparing.cancel()
-        self._wanted.drop(line)
+        elif line in self._wanted:
+            self._wanted.drop(line)
+        else:
+            return
+        line.num_withdrawals += 1
+        self.tell()
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -267,18 +264,10 @@ class Lines:
                     self.tell()
                     await self._sizing.measure(line)
             if ends and line.place is not Place.LOADING:
-                await self._until_idle(line)
+                await until_idle(line, LOOK_S)
                 await line.processes.end()
                 line.rest(Place.ABSENT)
             self.tell()
-
-    async def _until_idle(self, line: Line) -> None:
-        """Waits until no request runs at a line that could not be put to sleep."""
-        while line.place is Place.READY:
-            load = await line.processes.load()
-            if load is None or not load.num_requests:
-                return
-            await asyncio.sleep(LOOK_S)
 
     # -- observation -------------------------------------------------------------------------------------------------
 

@@ -64,10 +64,10 @@ class LineServicer(lines_pb2_grpc.LineServiceServicer):
             await asyncio.sleep(_PAUSE_S)
 
     def _all(self) -> lines_pb2.WatchLinesResponse:
-        default = self._lines.default
+        default, lines = self._lines.default, self._lines.lines
         return lines_pb2.WatchLinesResponse(
-            lines=map(message_of, self._lines.lines),
-            default_line="" if default is None else default.name,
+            lines=map(message_of, lines),
+            default_line=default if any(line.name == default for line in lines) else "",
             memory_bytes=self._lines.room.memory,
         )
 
@@ -148,6 +148,7 @@ def message_of(line: Line) -> lines_pb2.Line:
         sleeps_until_woken=line.sleeps_until_woken,
         num_loads=line.num_loads,
         num_failures=line.num_failures,
+        num_withdrawals=line.num_withdrawals,
     )
     if line.problem:
         message.retry_time.FromNanoseconds(int(line.retry_at * 1e9))

@@ -161,8 +161,13 @@ class KeptSizes:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".lines-", delete=False) as file:
-                    file.write(json.dumps(entries))
-                Path(file.name).replace(self._path)
+                    try:
+                        file.write(json.dumps(entries))
+                        file.flush()
+                        Path(file.name).replace(self._path)
+                    except OSError:  # the disk is full: each attempt would leave a file
+                        Path(file.name).unlink()
+                        raise
             except OSError as error:
                 logger.debug("sizes of lines are not kept: %s", error)
 

@@ -26,37 +26,37 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pagewire.v1 import inference_pb2 as pagewire_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/lines.proto\x12\x0bpagewire.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpagewire/v1/inference.proto\"\xba\x03\n\x04Line\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cserved_names\x18\x02 \x03(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.pagewire.v1.LineState\x12\x19\n\x11tokenizer_address\x18\x05 \x01(\t\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x0f\n\x07problem\x18\x07 \x01(\t\x12.\n\nretry_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x03\x12\x17\n\x0fmemory_measured\x18\n \x01(\x08\x12-\n\trest_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x05model\x18\x0c \x01(\x0b\x32\x12.pagewire.v1.Model\x12\x12\n\nsize_bytes\x18\r \x01(\x03\x12\x10\n\x08progress\x18\x0e \x01(\t\x12\x1a\n\x12sleeps_until_woken\x18\x0f \x01(\x08\x12\x11\n\tnum_loads\x18\x10 \x01(\x03\x12\x14\n\x0cnum_failures\x18\x11 \x01(\x03\"\x13\n\x11WatchLinesRequest\"b\n\x12WatchLinesResponse\x12 \n\x05lines\x18\x01 \x03(\x0b\x32\x11.pagewire.v1.Line\x12\x14\n\x0c\x64\x65\x66\x61ult_line\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\"N\n\x12RequestLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0cidle_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_idle_seconds\"6\n\x13RequestLineResponse\x12\x1f\n\x04line\x18\x01 \x01(\x0b\x32\x11.pagewire.v1.Line\"6\n\x0fRestLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rend_processes\x18\x02 \x01(\x08\"3\n\x10RestLineResponse\x12\x1f\n\x04line\x18\x01 \x01(\x0b\x32\x11.pagewire.v1.Line\"5\n\x0ePutLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\"C\n\x0fPutLineResponse\x12\x1f\n\x04line\x18\x01 \x01(\x0b\x32\x11.pagewire.v1.Line\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"!\n\x11\x44\x65leteLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteLineResponse*l\n\tLineState\x12\x1a\n\x16LINE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12LINE_STATE_LOADING\x10\x01\x12\x14\n\x10LINE_STATE_READY\x10\x02\x12\x15\n\x11LINE_STATE_ASLEEP\x10\x03\x32\x8e\x03\n\x0bLineService\x12O\n\nWatchLines\x12\x1e.pagewire.v1.WatchLinesRequest\x1a\x1f.pagewire.v1.WatchLinesResponse0\x01\x12P\n\x0bRequestLine\x12\x1f.pagewire.v1.RequestLineRequest\x1a .pagewire.v1.RequestLineResponse\x12G\n\x08RestLine\x12\x1c.pagewire.v1.RestLineRequest\x1a\x1d.pagewire.v1.RestLineResponse\x12\x44\n\x07PutLine\x12\x1b.pagewire.v1.PutLineRequest\x1a\x1c.pagewire.v1.PutLineResponse\x12M\n\nDeleteLine\x12\x1e.pagewire.v1.DeleteLineRequest\x1a\x1f.pagewire.v1.DeleteLineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/lines.proto\x12\x0bpagewire.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpagewire/v1/inference.proto\"\xd3\x03\n\x04Line\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cserved_names\x18\x02 \x03(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.pagewire.v1.LineState\x12\x19\n\x11tokenizer_address\x18\x05 \x01(\t\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x0f\n\x07problem\x18\x07 \x01(\t\x12.\n\nretry_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x03\x12\x17\n\x0fmemory_measured\x18\n \x01(\x08\x12-\n\trest_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12!\n\x05model\x18\x0c \x01(\x0b\x32\x12.pagewire.v1.Model\x12\x12\n\nsize_bytes\x18\r \x01(\x03\x12\x10\n\x08progress\x18\x0e \x01(\t\x12\x1a\n\x12sleeps_until_woken\x18\x0f \x01(\x08\x12\x11\n\tnum_loads\x18\x10 \x01(\x03\x12\x14\n\x0cnum_failures\x18\x11 \x01(\x03\x12\x17\n\x0fnum_withdrawals\x18\x12 \x01(\x03\"\x13\n\x11WatchLinesRequest\"b\n\x12WatchLinesResponse\x12 \n\x05lines\x18\x01 \x03(\x0b\x32\x11.pagewire.v1.Line\x12\x14\n\x0c\x64\x65\x66\x61ult_line\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\"N\n\x12RequestLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0cidle_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_idle_seconds\"6\n\x13RequestLineResponse\x12\x1f\n\x04line\x18\x01 \x01(\x0b\x32\x11.pagewire.v1.Line\"6\n\x0fRestLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rend_processes\x18\x02 \x01(\x08\"3\n\x10RestLineResponse\x12\x1f\n\x04line\x18\x01 \x01(\x0b\x32\x11.pagewire.v1.Line\"5\n\x0ePutLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsettings_json\x18\x02 \x01(\t\"C\n\x0fPutLineResponse\x12\x1f\n\x04line\x18\x01 \x01(\x0b\x32\x11.pagewire.v1.Line\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"!\n\x11\x44\x65leteLineRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteLineResponse*l\n\tLineState\x12\x1a\n\x16LINE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12LINE_STATE_LOADING\x10\x01\x12\x14\n\x10LINE_STATE_READY\x10\x02\x12\x15\n\x11LINE_STATE_ASLEEP\x10\x03\x32\x8e\x03\n\x0bLineService\x12O\n\nWatchLines\x12\x1e.pagewire.v1.WatchLinesRequest\x1a\x1f.pagewire.v1.WatchLinesResponse0\x01\x12P\n\x0bRequestLine\x12\x1f.pagewire.v1.RequestLineRequest\x1a .pagewire.v1.RequestLineResponse\x12G\n\x08RestLine\x12\x1c.pagewire.v1.RestLineRequest\x1a\x1d.pagewire.v1.RestLineResponse\x12\x44\n\x07PutLine\x12\x1b.pagewire.v1.PutLineRequest\x1a\x1c.pagewire.v1.PutLineResponse\x12M\n\nDeleteLine\x12\x1e.pagewire.v1.DeleteLineRequest\x1a\x1f.pagewire.v1.DeleteLineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.lines_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LINESTATE']._serialized_start=1094
-  _globals['_LINESTATE']._serialized_end=1202
+  _globals['_LINESTATE']._serialized_start=1119
+  _globals['_LINESTATE']._serialized_end=1227
   _globals['_LINE']._serialized_start=103
-  _globals['_LINE']._serialized_end=545
-  _globals['_WATCHLINESREQUEST']._serialized_start=547
-  _globals['_WATCHLINESREQUEST']._serialized_end=566
-  _globals['_WATCHLINESRESPONSE']._serialized_start=568
-  _globals['_WATCHLINESRESPONSE']._serialized_end=666
-  _globals['_REQUESTLINEREQUEST']._serialized_start=668
-  _globals['_REQUESTLINEREQUEST']._serialized_end=746
-  _globals['_REQUESTLINERESPONSE']._serialized_start=748
-  _globals['_REQUESTLINERESPONSE']._serialized_end=802
-  _globals['_RESTLINEREQUEST']._serialized_start=804
-  _globals['_RESTLINEREQUEST']._serialized_end=858
-  _globals['_RESTLINERESPONSE']._serialized_start=860
-  _globals['_RESTLINERESPONSE']._serialized_end=911
-  _globals['_PUTLINEREQUEST']._serialized_start=913
-  _globals['_PUTLINEREQUEST']._serialized_end=966
-  _globals['_PUTLINERESPONSE']._serialized_start=968
-  _globals['_PUTLINERESPONSE']._serialized_end=1035
-  _globals['_DELETELINEREQUEST']._serialized_start=1037
-  _globals['_DELETELINEREQUEST']._serialized_end=1070
-  _globals['_DELETELINERESPONSE']._serialized_start=1072
-  _globals['_DELETELINERESPONSE']._serialized_end=1092
-  _globals['_LINESERVICE']._serialized_start=1205
-  _globals['_LINESERVICE']._serialized_end=1603
+  _globals['_LINE']._serialized_end=570
+  _globals['_WATCHLINESREQUEST']._serialized_start=572
+  _globals['_WATCHLINESREQUEST']._serialized_end=591
+  _globals['_WATCHLINESRESPONSE']._serialized_start=593
+  _globals['_WATCHLINESRESPONSE']._serialized_end=691
+  _globals['_REQUESTLINEREQUEST']._serialized_start=693
+  _globals['_REQUESTLINEREQUEST']._serialized_end=771
+  _globals['_REQUESTLINERESPONSE']._serialized_start=773
+  _globals['_REQUESTLINERESPONSE']._serialized_end=827
+  _globals['_RESTLINEREQUEST']._serialized_start=829
+  _globals['_RESTLINEREQUEST']._serialized_end=883
+  _globals['_RESTLINERESPONSE']._serialized_start=885
+  _globals['_RESTLINERESPONSE']._serialized_end=936
+  _globals['_PUTLINEREQUEST']._serialized_start=938
+  _globals['_PUTLINEREQUEST']._serialized_end=991
+  _globals['_PUTLINERESPONSE']._serialized_start=993
+  _globals['_PUTLINERESPONSE']._serialized_end=1060
+  _globals['_DELETELINEREQUEST']._serialized_start=1062
+  _globals['_DELETELINEREQUEST']._serialized_end=1095
+  _globals['_DELETELINERESPONSE']._serialized_start=1097
+  _globals['_DELETELINERESPONSE']._serialized_end=1117
+  _globals['_LINESERVICE']._serialized_start=1230
+  _globals['_LINESERVICE']._serialized_end=1628
 # @@protoc_insertion_point(module_scope)

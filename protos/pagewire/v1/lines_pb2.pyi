@@ -23,7 +23,7 @@ LINE_STATE_READY: LineState
 LINE_STATE_ASLEEP: LineState
 
 class Line(_message.Message):
-    __slots__ = ("name", "served_names", "aliases", "state", "tokenizer_address", "pinned", "problem", "retry_time", "memory_bytes", "memory_measured", "rest_time", "model", "size_bytes", "progress", "sleeps_until_woken", "num_loads", "num_failures")
+    __slots__ = ("name", "served_names", "aliases", "state", "tokenizer_address", "pinned", "problem", "retry_time", "memory_bytes", "memory_measured", "rest_time", "model", "size_bytes", "progress", "sleeps_until_woken", "num_loads", "num_failures", "num_withdrawals")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAMES_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Line(_message.Message):
     SLEEPS_UNTIL_WOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADS_FIELD_NUMBER: _ClassVar[int]
     NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WITHDRAWALS_FIELD_NUMBER: _ClassVar[int]
     name: str
     served_names: _containers.RepeatedScalarFieldContainer[str]
     aliases: _containers.RepeatedScalarFieldContainer[str]
@@ -58,7 +59,8 @@ class Line(_message.Message):
     sleeps_until_woken: bool
     num_loads: int
     num_failures: int
-    def __init__(self, name: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[LineState, str]] = ..., tokenizer_address: _Optional[str] = ..., pinned: _Optional[bool] = ..., problem: _Optional[str] = ..., retry_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., memory_measured: _Optional[bool] = ..., rest_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., size_bytes: _Optional[int] = ..., progress: _Optional[str] = ..., sleeps_until_woken: _Optional[bool] = ..., num_loads: _Optional[int] = ..., num_failures: _Optional[int] = ...) -> None: ...
+    num_withdrawals: int
+    def __init__(self, name: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[LineState, str]] = ..., tokenizer_address: _Optional[str] = ..., pinned: _Optional[bool] = ..., problem: _Optional[str] = ..., retry_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., memory_measured: _Optional[bool] = ..., rest_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., size_bytes: _Optional[int] = ..., progress: _Optional[str] = ..., sleeps_until_woken: _Optional[bool] = ..., num_loads: _Optional[int] = ..., num_failures: _Optional[int] = ..., num_withdrawals: _Optional[int] = ...) -> None: ...
 
 class WatchLinesRequest(_message.Message):
     __slots__ = ()

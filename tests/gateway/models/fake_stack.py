@@ -27,7 +27,7 @@ class FakeStack(lines_pb2_grpc.LineServiceServicer):
         self.may_load.set()
         self.problems: dict[str, str] = {}  # why a line cannot be loaded
         self.retry_s = 100.0  # after a problem
-        self.forgets = False  # every wish
+        self.forgets = False  # every wish, as if it was taken back at once
         self.refusal: RpcError | None = None  # of every RequestLine
         self.requests: list[lines_pb2.RequestLineRequest] = []
         self.rests: list[str] = []

@@ -322,6 +322,52 @@ async def test_load_and_aborts_do_not_wait_for_a_model_that_is_being_loaded(
         assert (await two.post("/abort_request", json={"rid": "x"})).json()["aborted"] == 2
 
 
+async def test_a_request_asks_again_for_a_model_after_its_wish_was_taken_back(
+    two: httpx.AsyncClient, stack: FakeStack
+) -> None:
+    stack.forgets = True
+    asking = asyncio.create_task(post(two, chat("b")))
+    await eventually(lambda: stack.requests)
+    stack.forgets = False
+    stack.lines["b"].num_withdrawals += 1
+    stack.tell()
+    assert (await asking).status_code == 200 and len(stack.requests) == 2
+
+
+async def test_unknown_names_never_put_the_model_to_sleep_that_serves_them(
+    two: httpx.AsyncClient, stack: FakeStack
+) -> None:
+    stack.default_line = "a"
+    await stack.load("a")
+    assert (await post(two, chat("unknown"))).status_code == 200
+    for method, path in (
+        ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"), ("POST", "/reset_prefix_cache"),
+    ):  # fmt: skip
+        refused = await two.request(method, path, params={"model": "unknown"})
+        assert refused.status_code == 404 and "'unknown' does not exist" in refused.text
+    unload = {"model": "unknown", "keep_alive": 0}
+    assert (await two.post("/api/generate", json=unload)).status_code == 404
+    turns = {"messages": [{"role": "user", "content": "hi"}], "stream": False}
+    answered = await two.post("/api/chat", json=unload | turns)
+    assert answered.status_code == 200
+    assert not stack.rests and not stack.services["a"].sleeps
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", {}), ("/v1/embeddings", {"input": "i"})])
+async def test_what_waits_for_a_model_ends_at_once_when_the_stack_ends(
+    stack: FakeStack, path: str, body: dict[str, object]
+) -> None:
+    stack.may_load.clear()
+    leave = asyncio.Event()
+    async with running_gateway(stack.address, leave, lines_address=stack.address, shutdown_timeout=600) as client:
+        asking = asyncio.create_task(client.post(path, json=(body or chat("b")) | {"model": "b"}))
+        await eventually(lambda: stack.requests)
+        await stack.stop()
+        leave.set()
+        ended = await asking
+        assert ended.status_code == 503 and "shutting down" in ended.json()["error"]["message"]
+
+
 async def test_operators_wake_and_put_to_sleep_by_name(two: httpx.AsyncClient, stack: FakeStack) -> None:
     sleep, wake = "/v1/admin/models/b/sleep", "/v1/admin/models/b/wake"
     refused = await two.post(sleep)

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from pagewire.gateway.dialects.ollama import pull
-from tests.gateway.conftest import eventually
+from tests.gateway.conftest import eventually, running_gateway
+from tests.gateway.core.test_keys import new
 from tests.gateway.models.fake_stack import READY, FakeStack
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 2, "seed": 1}}
@@ -48,6 +49,24 @@ async def test_a_model_is_put_away_after_the_answer(
 ) -> None:
     assert (await two.post(path, json=body | {"model": "b", "keep_alive": 0})).status_code == 200
     await eventually(lambda: stack.rests == ["b"])
+
+
+async def test_a_tenant_does_not_decide_for_others_how_long_a_model_stays(stack: FakeStack, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    client_key, operator = new(keys, "client"), {"authorization": "Bearer admin"}
+    settings = {"api_key": "admin", "api_key_file": str(keys), "lines_address": stack.address}
+    async with running_gateway(stack.address, **settings) as client:
+        for keep_alive in (0, -1, "1h"):
+            answer = await client.post(
+                "/api/chat", json=CHAT | {"model": "a", "keep_alive": keep_alive}, headers=client_key
+            )
+            assert answer.status_code == 200
+        unload = {"model": "a", "keep_alive": 0}
+        refused = await client.post("/api/generate", json=unload, headers=client_key)
+        assert refused.status_code == 403 and "may not change the service" in refused.json()["error"]
+        assert not stack.rests and not any(one.HasField("idle_seconds") for one in stack.requests)
+        assert (await client.post("/api/generate", json=unload, headers=operator)).status_code == 200
+        assert stack.rests == ["a"]
 
 
 async def test_the_time_until_a_model_rests(two: httpx.AsyncClient, stack: FakeStack) -> None:

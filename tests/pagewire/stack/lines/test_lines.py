@@ -274,8 +274,9 @@ async def test_a_request_does_not_bring_a_line_back_that_is_being_deleted(tmp_pa
         processes.may_measure.clear()
         deleting = asyncio.create_task(stack.lines.delete("a"))
         await stack.until(lambda: a.place is Place.ASLEEP)
-        stack.lines.request("a")
-        with pytest.raises(LineError, match="'a' is being deleted"):
+        with pytest.raises(LineError, match="a is being deleted"):
+            stack.lines.request("a")
+        with pytest.raises(LineError, match="a is being deleted"):
             await stack.lines.put(settings_of("a"))
         with pytest.raises(LineError, match="b is the only model"):
             await stack.lines.delete("b")
@@ -300,13 +301,57 @@ async def test_requests_do_not_wait_for_the_measurement_of_a_line(tmp_path: Path
         processes.may_measure.set()
 
 
-async def test_an_unknown_name_rests_no_line(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, Room(100), settings_of("a"), default="a")
+async def test_a_model_that_is_being_deleted_is_neither_added_nor_loaded_again(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"), settings_of("b"))
     async with stack.running():
-        await stack.ready("typo")
-        with pytest.raises(LineError, match="'typo' does not exist; served here: a"):
-            await stack.lines.rest("typo", ends=True)
-        assert stack.lines.find("typo").place is Place.READY
+        await stack.ready("b")
+        stack.processes["b"].num_requests = 1
+        deleting = asyncio.create_task(stack.lines.delete("b"))
+        await stack.until(lambda: stack.lines.find("b").operation.locked())
+        for wish in (lambda: stack.lines.request("b"), lambda: stack.lines.put(settings_of("b"))):
+            with pytest.raises(LineError, match="b is being deleted"):
+                await wish()  # type: ignore[misc]
+        with pytest.raises(LineError, match="a is the only model"):
+            await stack.lines.delete("a")
+        stack.processes["b"].num_requests = 0
+        await deleting
+        assert stack.log == ["start b", "sleep b", "end b"] and stack.lines.names == ["a"]
+        assert (await stack.lines.put(settings_of("b")))[1]
+
+
+async def test_a_model_that_is_deleted_while_its_turn_comes_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = Stack(tmp_path, Room(100), settings_of("a"), settings_of("b"))
+    looks, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def load() -> None:
+        looks.set()
+        await goes_on.wait()
+
+    async with stack.running():
+        await stack.ready("a")
+        monkeypatch.setattr(stack.processes["a"], "load", load)
+        stack.lines.request("b")
+        await looks.wait()
+        await stack.lines.delete("b")
+        goes_on.set()
+        await stack.ready("a")
+        await stack.lines.rest("a", ends=True)
+        assert stack.log == ["start a", "sleep a", "end a"]
+
+
+async def test_those_who_wait_are_told_that_a_wish_was_taken_back(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, Room(4), settings_of("a"), settings_of("b"))
+    async with stack.running():
+        await stack.ready("a")
+        stack.processes["a"].num_requests = 1
+        b = stack.lines.request("b")
+        await stack.until(lambda: b.progress == "waits for a")
+        await stack.lines.rest("b", ends=True)
+        assert b.num_withdrawals == 1
+        stack.processes["a"].num_requests = 0
+        await stack.ready("b")
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,10 @@ from pagewire.stack.lines.sizes import KeptSizes, Sizes
 
 
 def test_memory_of_processes_and_of_those_that_they_started_is_measured() -> None:
-    code = "import subprocess, sys; data = b'x' * (64 << 20); print(flush=True); subprocess.run(['sleep', '60'])"
+    code = (
+        "import subprocess; data = b'x' * (64 << 20); child = subprocess.Popen(['sleep', '60']); print(flush=True); "
+        "child.wait()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -20,6 +23,13 @@ def test_memory_of_processes_and_of_those_that_they_started_is_measured() -> Non
             assert sizes.measured(frozenset()) == 0
         finally:
             os.killpg(process.pid, 9)
+
+
+def test_sizes_that_cannot_be_written_leave_no_files(tmp_path: Path) -> None:
+    path = tmp_path / "lines.json"
+    path.mkdir()  # nothing can take its place
+    KeptSizes(path).keep(ServeConfig(model="m", device="cpu"), Sizes(5, 3))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_sizes_are_kept_by_model_and_flags_and_a_broken_file_costs_only_them(tmp_path: Path) -> None:
