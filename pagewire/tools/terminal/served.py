@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pagewire.stack.address import stack_at
 from pagewire.stack.running import RunningStack
-from pagewire.tools.terminal.stack_lines import StackLines, has_name
+from pagewire.tools.terminal.stack_lines import READY, StackLines, has_name
 
 CLEAR = "\r\x1b[K"
 _TICK_S = 1.0
@@ -62,11 +62,16 @@ async def _progress() -> AsyncIterator[Callable[[str], None] | None]:
 
 
 async def served_at(address: str, model: str) -> Served | None:
-    """Returns a model of the stack on this machine with this address; None for any other address, or if no model but
-    perhaps an adapter has this name. Raises StartupError."""
-    stack = stack_at(address) if model else None
+    """Returns a model of the stack on this machine with this address. Raises StartupError.
+
+    None: the address itself serves the request, as for other stacks, for names that only an adapter may have, and
+    without a name while the first model is ready.
+    """
+    stack = stack_at(address)
     if stack is None or not stack.lines:
         return None
     async with StackLines(stack) as lines:
-        line = next((line for line in await lines.listed() if has_name(line, model)), None)
-    return None if line is None else Served(stack, line.name)
+        listed = await lines.listed()
+    fits = (line for line in listed if has_name(line, model)) if model else iter(listed[:1])
+    line = next(fits, None)
+    return None if line is None or (not model and line.state == READY) else Served(stack, line.name)

@@ -159,5 +159,10 @@ async def test_a_model_that_is_named_at_a_stack_is_loaded(lines: FakeLines) -> N
         assert config.address.endswith(":9001") and config.model == "an-adapter", (
             "the public port serves it, or says no"
         )
+    config, served = await reached(GenerateConfig(address="localhost:9001"))
+    assert (config.address, served) == ("localhost:9001", None), "its public port serves the first"
+    FakeLines._set(lines.lines[0], {"state": ASLEEP})
+    config, served = await reached(GenerateConfig(address="localhost:9001"))
+    assert config.address == "unix:/one" and lines.calls[-1] == ("request", "one")
     config, served = await reached(GenerateConfig(address="127.0.0.1:9007", model="two"))
     assert (config.address, served) == ("127.0.0.1:9007", None)
