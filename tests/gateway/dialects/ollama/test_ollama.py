@@ -40,7 +40,7 @@ COUNTS = {
 
 @pytest.fixture
 async def fake(fake: FakeTokenizer) -> FakeTokenizer:
-    """Its model says that it generates."""
+    """A tokenizer service, the model of which generates text."""
     fake.kind = common_pb2.MODEL_KIND_UNSPECIFIED
     return fake
 
