@@ -169,7 +169,7 @@ def _serve(argv: list[str]) -> int:
         config.ServeConfig,
         argv,
         prog="pagewire serve",
-        description="Serves MODEL on this machine: starts gateway, tokenizer, scheduler and executor as processes,"
+        description="Serves each MODEL on this machine: starts gateway, tokenizer, scheduler and executor as processes,"
         " restarts those that die, and stops all of them on Ctrl-C.",
         positional="model",
         without=config.SET_BY_STACK,

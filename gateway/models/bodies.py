@@ -52,6 +52,7 @@ class Model(Body, kw_only=True):
     state: Literal["ready", "asleep", "loading", "absent"]
     capabilities: list[Capability]  # empty: not known before it is loaded
     size: int | None  # of its files, bytes
+    progress: str | UnsetType = UNSET  # of a load, in words
     problem: str | UnsetType = UNSET  # why it could not be loaded
     default_sampling_params: dict[str, float]  # of requests that name none; those that are missing are OpenAI's
     default_sampling_source: str  # where they come from, in words; "" if they are all OpenAI's

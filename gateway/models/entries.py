@@ -36,6 +36,7 @@ def _entry(model: inference_pb2.Model, state: State, told: Line, *, root: str, i
         state=state,
         capabilities=capabilities(model) if is_known and not model.parent else [],
         size=size or None,
+        progress=told.progress or UNSET,
         problem=told.problem or UNSET,
         default_sampling_params=MessageToDict(model.default_sampling_params, preserving_proto_field_name=True),
         default_sampling_source=model.default_sampling_source,

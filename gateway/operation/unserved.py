@@ -15,15 +15,15 @@ _ADAPTERS = "see /v1/load_lora_adapter and /v1/unload_lora_adapter"
 _IMAGES = "images stay cached; /reset_prefix_cache forgets what was computed from them"
 _TIERS = "--kv-offloading-dir decides where copies are kept; /reset_prefix_cache forgets them, too"
 _PAUSE = "see /sleep?mode=keep and /wake_up, between which requests keep their tokens"
-_MODELS = "the models are those that the server was started with; see /v1/models"
+_ADD = "PUT /v1/admin/models/NAME adds a model, or one with further names (`aliases`)"
 _SCALE = "the deployment starts and stops executors"
 _WEIGHTS = "weights are replaced from files, all at once; see /v1/admin/weights"
 
 UNSERVED: Mapping[str, str] = {
-    "/api/copy": _MODELS,
-    "/api/create": _MODELS,
-    "/api/delete": _MODELS,
-    "/api/push": _MODELS,
+    "/api/copy": _ADD,
+    "/api/create": _ADD,
+    "/api/delete": "DELETE /v1/admin/models/NAME ends a model, and `pagewire rm` deletes its files",
+    "/api/push": "models are downloaded alone; see /api/pull",
     "/clear_hicache_storage_backend": _TIERS,
     "/close_session": "the server has no sessions; the prefix cache finds earlier turns",
     "/cohere/v2/chat": "see /v1/chat/completions",

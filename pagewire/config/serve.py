@@ -46,7 +46,7 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, RayConfig, Ex
         None, "models beside MODEL, as those that follow it on the command line", group="models", takes="words"
     )
     models: str | None = flag(
-        None, "YAML file of further models, each with flags of its own (docs/operations.md)", group="models"
+        None, "YAML file of models, each with names and flags of its own (docs/operations.md)", group="models"
     )
     model_alias: str | None = flag(
         None, "further names of models: NAME=MODEL ..., with MODEL as it is served", group="models", takes="words"

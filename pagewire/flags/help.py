@@ -127,8 +127,10 @@ def text(
     shown = own or [field for name, field in fields.items() if name in _COMMON]
     groups = _by_group(shown) if is_overview else every
     names = sorted(groups, key=place_of)
+    takes_several = list(positionals) == ["model"] and "other_models" in fields
+    words = ["MODEL ..."] if takes_several else [name.upper() for name in positionals]
     parser = _parser(
-        prog, positionals, description, _epilog(prog, sorted(every, key=place_of), flags_only, is_overview, bool(own))
+        prog, words, description, _epilog(prog, sorted(every, key=place_of), flags_only, is_overview, bool(own))
     )
     if topic not in groups:
         _add_common(parser, flags_only, in_full=not is_overview)
@@ -151,7 +153,7 @@ def _by_group(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, list[datacl
 def _parser(prog: str, positionals: Sequence[str], description: str, epilog: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=prog,
-        usage=" ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[flags]"]),
+        usage=" ".join([prog, *(f"[{name}]" for name in positionals), "[flags]"]),
         description=description,
         epilog=epilog,
         add_help=False,

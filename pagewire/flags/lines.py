@@ -246,7 +246,10 @@ def _flags_of(given: Any, where: str) -> dict[str, Any]:
         flag = key.replace("_", "-").removeprefix("--")
         name = flag.replace("-", "_")
         if name not in fields and name in known:
-            raise UsageError(f"flags: {key:.100} is not a flag of one model; give it to `pagewire serve`, or as a key")
+            where_to = (
+                f"write it as the key {name}, beside `flags:`" if name in _KEYS else "give it to `pagewire serve`"
+            )
+            raise UsageError(f"flags: {key:.100} is not a flag of one model; {where_to}")
         if name not in fields and flag not in vllm_flags.FLAGS:
             raise UsageError(
                 f"flags: unknown key {key:.100}" + did_you_mean(flag, [flag_name(one)[2:] for one in fields])

@@ -47,7 +47,9 @@ def _read(path: Path, flag: str) -> tuple[Any, yaml.Node | None]:
         return loader.construct_document(root), root
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise UsageError(f"{flag} {path}: cannot be read as YAML: {error}") from error
 
 

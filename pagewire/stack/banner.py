@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagewire.v1.inference_pb2 import Model
 
 _TIMEOUT_S = 4.0
-_SHOWN = 10  # names of further models
+_SHOWN = 10  # names of models
 
 
 def served_model(address: str) -> Model | None:
@@ -35,14 +35,21 @@ def served_model(address: str) -> Model | None:
             return None
 
 
-def banner(config: ServeConfig, model: Model | None, seconds: float, others: Sequence[str] = ()) -> str:
+def banner(
+    config: ServeConfig,
+    model: Model | None,
+    seconds: float,
+    others: Sequence[str] = (),
+    on_request: Sequence[str] = (),
+) -> str:
     """Returns the text.
 
     seconds: from the command to readiness. model: None if it is not known; then no call is suggested. others: names of
-    further models.
+    further models that are loaded. on_request: names of those that requests load.
     """
     name = (config.served_model_name or "").split(",")[0]
     rest, grpc = rest_url(config), grpc_address(config)
+    of_first = f"  ({name} alone)" if others or len(on_request) > (name in on_request) else ""
     tokens = ""
     if config.scheduler_grpc_port:
         tokens = f"\n        {grpc_address(replace(config, grpc_port=config.scheduler_grpc_port))}  (token level)"
@@ -63,20 +70,25 @@ def banner(config: ServeConfig, model: Model | None, seconds: float, others: Seq
         else f"\n{_calls(model, name, rest, address, bool(config.api_key or config.api_key_file))}\n"
     )
     return f"""
-Pagewire {__version__} serves {_all(name, others)}, ready after {seconds:.1f} s
+Pagewire {__version__} serves {_all(name, others, on_request)}, ready after {seconds:.1f} s
 
   Page  {rest}/
   REST  {rest}/v1  (its documentation: {rest}/docs)
-  gRPC  {grpc}{tokens}{admin}{replicas}
+  gRPC  {grpc}{of_first}{tokens}{admin}{replicas}
 {calls}
 Ctrl-C stops it.
 """
 
 
-def _all(name: str, others: Sequence[str]) -> str:
+def _all(name: str, others: Sequence[str], on_request: Sequence[str]) -> str:
     """Returns the names of all models, the first of which is that of requests without one."""
-    more = [f"and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
-    return ", ".join([name, *others[:_SHOWN], *more])
+    loaded = _listed([name, *others] if name not in on_request else others)
+    return "; ".join(filter(None, [loaded, f"on request: {_listed(on_request)}" if on_request else ""]))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join([*names[:_SHOWN], *more])
 
 
 def _calls(model: Model, name: str, rest: str, address: str, needs_key: bool) -> str:

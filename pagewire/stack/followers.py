@@ -63,12 +63,13 @@ def started(config: ExecutorConfig) -> LocalFollowers:
 
 def _start(config: ExecutorConfig) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in launch.environment(config).items() if name not in _OF_THE_LEADER}
+    leader, of, model = os.environ.get(logs.NAME, "executor").partition(logs.OF)
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "pagewire.cli", "executor", *flags.to_argv(config)],
         env={
             **environment,
             PARENT_PID: str(os.getpid()),
-            logs.NAME: f"{os.environ.get(logs.NAME, 'executor')}-rank{config.rank}",
+            logs.NAME: f"{leader}-rank{config.rank}{of}{model}",
         },
         stdin=subprocess.DEVNULL,
         start_new_session=True,

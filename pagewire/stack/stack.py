@@ -56,8 +56,9 @@ def run(config: ServeConfig) -> int:
         def announce(lines: Lines) -> None:
             first = lines.lines[0]
             model = served_model(first.processes.address) if first.settings.is_pinned else None
-            others = [line.name for line in lines.lines[1:]]
-            print(banner(config, model, time.monotonic() - started, others), flush=True)
+            others = [line.name for line in lines.lines[1:] if line.settings.is_pinned]
+            on_request = [line.name for line in lines.lines if not line.settings.is_pinned]
+            print(banner(config, model, time.monotonic() - started, others, on_request), flush=True)
 
         local = address_of(directory, "tokenizer") if config.ssl_certfile else ""
         names = [name for line in models.lines for name in line.names]

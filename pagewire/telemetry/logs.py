@@ -13,8 +13,9 @@ from pagewire.config import ServiceConfig
 # A message may contain text of clients, which must not look like another line or control the terminal.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
-# The name of one of several services of a kind, such as executor-1, from the program that starts them.
-NAME = "PAGEWIRE_SERVICE_NAME"
+# The name of one of several services of a kind, such as executor-1, from the program that starts them. Behind OF it has
+# the model, if there are several.
+NAME, OF = "PAGEWIRE_SERVICE_NAME", " of "
 # Attributes that records may have besides their message.
 _IDS = ("request_id", "trace_id")
 
@@ -26,8 +27,9 @@ def _harmless(message: str) -> str:
 
 
 class _TextFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname).1s {service:<9} %(message)s", "%H:%M:%S")
+    def __init__(self, service: str, model: str) -> None:
+        of_model = f"[{model}] ".replace("%", "%%") if model else ""
+        super().__init__(f"%(asctime)s %(levelname).1s {service:<9} {of_model}%(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _harmless(record.message)
@@ -42,15 +44,15 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, model: str) -> None:
         super().__init__()
-        self._service = service
+        self._service = {"service": service} | ({"model": model} if model else {})
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "service": self._service,
+            **self._service,
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -62,10 +64,12 @@ class _JsonFormatter(logging.Formatter):
 
 def setup(service: str, config: ServiceConfig) -> None:
     """Sets up logging to stderr, with the format and the level of the configuration. service: its kind."""
-    if (name := os.environ.get(NAME, "")).startswith(f"{service}-"):
+    name, _, model = os.environ.get(NAME, "").partition(OF)
+    if name.startswith(f"{service}-"):
         service = name
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter(service) if config.log_format == "json" else _TextFormatter(service))
+    formatter = _JsonFormatter if config.log_format == "json" else _TextFormatter
+    handler.setFormatter(formatter(service, model))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.log_level.upper())

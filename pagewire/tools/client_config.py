@@ -86,12 +86,14 @@ class ClientConfig(SamplingFlags, ClientTlsFlags):
     """The flags that the command-line clients of the public gRPC API share."""
 
     address: str = flag(
-        "localhost:8001", "public gRPC address of a running stack; grpcs://host:port for TLS", group="connection"
+        "localhost:8001",
+        "public gRPC address of a running stack, grpcs://host:port for TLS; or the REST URL that `pagewire ps` shows",
+        group="connection",
     )
     api_key: str | None = flag(
         None, "key of a stack that requires one (default: $PAGEWIRE_API_KEY)", group="connection", secret=True
     )
-    model: str = flag("", "served model name (default: the only one)", group="connection")
+    model: str = flag("", "served model name (default: the first one)", group="connection")
     seed: int | None = flag(
         None,
         "same seed, same random numbers (default: a random one)",

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -11,13 +11,16 @@ from pagewire.client import Client
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address, unanswered
 from pagewire.tools.client_config import KEY_HINT, ClientConfig, GenerateConfig
+from pagewire.tools.terminal.served import Served, served_at
 from pagewire.wire.rpc import RpcError
+
+C = TypeVar("C", bound=ClientConfig)
 
 
 async def generate(config: GenerateConfig) -> int:
     """Prints a completion, and returns the exit code. Raises StartupError if the stack cannot be reached or refuses the
     request."""
-    config = replace(config, address=grpc_address(config.address))
+    config, _ = await reached(config)
     prompt = valid_text(lambda: sys.stdin.read() if config.prompt is None else config.prompt)
     messages = [{"role": "user", "content": prompt}] if config.chat else prompt
     async with connected(config) as client:
@@ -28,6 +31,16 @@ async def generate(config: GenerateConfig) -> int:
             raise explain(error, config) from error
     print()
     return 0
+
+
+async def reached(config: C) -> tuple[C, Served | None]:
+    """Returns the configuration with the address for `Client`, and the model with it, if --model names one of several
+    of a stack on this machine, which is then loaded. Raises StartupError."""
+    served = await served_at(config.address, config.model)
+    if served is None:
+        return replace(config, address=grpc_address(config.address)), None
+    # It serves one model, which may have another name there.
+    return replace(config, address=await served.ready(), model=""), served
 
 
 def connected(config: ClientConfig) -> Client:

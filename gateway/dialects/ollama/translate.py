@@ -21,6 +21,7 @@ from pagewire.gateway.dialects.ollama.requests import (
 from pagewire.gateway.schema.chat_messages import ImagePart, ImageUrl, Message, Part, TextPart
 from pagewire.gateway.schema.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from pagewire.gateway.schema.tools import CalledFunction, PastToolCall, Tool
+from pagewire.v1 import common_pb2
 from pagewire.v1.inference_pb2 import GenerateRequest, Model
 
 
@@ -37,6 +38,10 @@ def names_of(body: OllamaGenerating) -> dict[str, str]:
 
 def check_abilities(body: OllamaGenerating, model: Model) -> None:
     """Raises ApiError 400, as Ollama does, if a request needs what the model was not trained for."""
+    if model.kind != common_pb2.MODEL_KIND_UNSPECIFIED:
+        raise ApiError(
+            400, f"{body.model!r} does not generate text; see /api/embed, /rerank or /classify", param="model"
+        )
     needs = {
         "tools": bool(getattr(body, "tools", None)) and not model.calls_tools,
         "thinking": bool(body.think) and body.think != "none" and not model.reasons,

@@ -124,8 +124,9 @@ class Line:
             return self.notice if self.preparing is None else "looks for its files"
         if self.is_woken:
             return "wakes"
-        waits_for = self.processes.waits_for
-        return f"waits for {', '.join(waits_for)}" if waits_for else "starts"
+        *others, last = self.processes.waits_for or [""]
+        names = f"{', '.join(others)} and {last}" if others else last
+        return f"waits for its {names}" if names else "starts"
 
     @property
     def occupant(self) -> Occupant:

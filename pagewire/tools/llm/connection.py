@@ -12,6 +12,7 @@ from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address, unanswered
 from pagewire.stack.own_stack import OwnStack
+from pagewire.tools.terminal.served import served_at
 from pagewire.wire.rpc import RpcError
 
 Result = TypeVar("Result")
@@ -24,7 +25,8 @@ class Connection:
     runs on then.
     """
 
-    def __init__(self, address: str | None, config: ServeConfig | None) -> None:
+    def __init__(self, address: str | None, config: ServeConfig | None, model: str = "") -> None:
+        """model: of those at `address`; "": the first."""
         self._owner = os.getpid()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -37,7 +39,7 @@ class Connection:
             if self._stack is not None:
                 self._stack.await_ready()
                 address = self._stack.grpc
-            self._client = self.run(_connected(address or ""))
+            self._client = self.run(_connected(address or "", model))
         except BaseException:
             self.close()
             raise
@@ -90,14 +92,18 @@ class Connection:
         self._loop.close()
 
 
-async def _connected(address: str) -> Client:
-    address = grpc_address(address)
+async def _connected(given: str, model: str) -> Client:
+    served = await served_at(given, model)
+    address = grpc_address(given) if served is None else await served.ready()
     client = Client(address)
     try:
-        await client.models()
+        names = [one.id for one in await client.models() if not one.parent]
     except RpcError as error:
         await client.close()
         raise StartupError(unanswered(address, error.message)) from error
+    if model and served is None and model not in names:
+        await client.close()
+        raise StartupError(f"{given} does not serve {model}, but {', '.join(names)}")
     return client
 
 

@@ -55,8 +55,8 @@ class LLM:
 
     Starts the stack (without REST) as separate processes. They end with close(), with the `with` block, when nothing
     refers to the object any more, and with the program, even if it is killed. `address` names a running stack instead
-    ("host:port" of its gRPC, with the prefix "grpcs://" for TLS). Calls block; they work in notebooks, in several
-    threads, and inside a running event loop. Answers have the order of the prompts.
+    ("host:port" of its gRPC, with the prefix "grpcs://" for TLS), and `model` one of its models. Calls block; they work
+    in notebooks, in several threads, and inside a running event loop. Answers have the order of the prompts.
 
     serve: the flags of `pagewire serve` (max_model_len=4096, kv_cache_memory_bytes="4GiB"), also those of vLLM.
     max_concurrency: prompts in flight; the others wait here, and a generator of prompts is read when there is room.
@@ -70,7 +70,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | None = None,
         *,
         address: str | None = None,
         max_concurrency: int = 256,
@@ -79,7 +79,8 @@ class LLM:
     ) -> None:
         if address is not None and serve:
             raise TypeError(f"{', '.join(serve)}: only for a new stack, which address= does not start")
-        self._connection = Connection(address, None if address is not None else config_of(model, serve))
+        config = None if address is not None else config_of(model or DEFAULT_MODEL, serve)
+        self._connection = Connection(address, config, model or "")
         self._batches = Batches(self._connection, max_concurrency, progress)
         # Also at the end of the interpreter. It holds the connection alone, so that this object can be collected.
         self._finalizer = weakref.finalize(self, self._connection.close)

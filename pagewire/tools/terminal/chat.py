@@ -6,16 +6,15 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 
 from pagewire.client import Client
 from pagewire.errors import StartupError
-from pagewire.stack.address import grpc_address
 from pagewire.tools.client_config import ChatConfig
-from pagewire.tools.generate import connected, explain, options
+from pagewire.tools.generate import connected, explain, options, reached
 from pagewire.tools.terminal.context import longest_answer, make_room
 from pagewire.tools.terminal.conversation import CommandError, Conversation, chat_defaults
 from pagewire.tools.terminal.line_input import editing, read_message
@@ -26,14 +25,16 @@ _HINT = "/help lists commands, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 
 # Makes the model ready before a question, if it may have been taken out of memory since the last one.
-Before = Callable[[], Awaitable[None]]
+Before = Callable[[], Awaitable[object]]
 
 
 async def chat(config: ChatConfig, before: Before | None = None) -> int:
     """Answers questions from the terminal, or one per line from a pipe, until the end. Returns the exit code."""
-    config = replace(config, address=grpc_address(config.address))
+    config, served = await reached(config)
     async with connected(config) as client:
         try:
+            if served is not None:
+                before = served.ready
             return await _Chat(client, config, await _model(client, config), before).run()
         except RpcError as error:
             raise explain(error, config) from error

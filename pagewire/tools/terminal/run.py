@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 
 from pagewire import flags
 from pagewire.config import SET_BY_STACK, WITHOUT_TLS, ServeConfig
@@ -15,11 +15,12 @@ from pagewire.config.fields import flag
 from pagewire.errors import StartupError
 from pagewire.files.models import default_served_name, is_of_hub, resolve_model
 from pagewire.stack.own_stack import OwnStack
-from pagewire.stack.running import RunningStack, running_stacks, stack_that_serves
+from pagewire.stack.running import running_stacks, stack_that_serves
 from pagewire.tools.client_config import ChatConfig, SamplingFlags
 from pagewire.tools.generate import valid_text
 from pagewire.tools.terminal.chat import answer_once, chat
-from pagewire.tools.terminal.stack_lines import READY, StackLines, has_name
+from pagewire.tools.terminal.served import CLEAR, Served
+from pagewire.tools.terminal.stack_lines import READY, has_name
 from pagewire.tools.terminal.stacks import models_of
 
 
@@ -38,8 +39,6 @@ class RunConfig(SamplingFlags, ServeConfig):
 
 
 _OWN_FLAGS = frozenset({"prompt", "system", "log_level", "model"} | {f.name for f in dataclasses.fields(SamplingFlags)})
-_CLEAR = "\r\x1b[K"
-_TICK_S = 1.0
 # Flags of ports and storage: a stack that ends with the conversation needs neither.
 _NOT_OFFERED = (
     *SET_BY_STACK,
@@ -101,7 +100,7 @@ def _stack(config: RunConfig) -> Iterator[str]:
     terminal = sys.stderr.isatty()
     if terminal:
         print(f"starting {default_served_name(config.model)} ...", end="", file=sys.stderr, flush=True)
-    clear = _CLEAR if terminal else ""
+    clear = CLEAR if terminal else ""
 
     def echo(line: str) -> None:
         print(f"{clear}{line}", file=sys.stderr, flush=True)
@@ -117,53 +116,7 @@ def _stack(config: RunConfig) -> Iterator[str]:
         yield stack.grpc
 
 
-@dataclasses.dataclass(frozen=True)
-class _Served:
-    """A running stack with the model. line: its name there; "": the stack has one model, which always serves."""
-
-    stack: RunningStack
-    line: str = ""
-
-    async def ready(self) -> str:
-        """Loads or wakes the model, with progress on a terminal, and returns an address for clients. Raises
-        StartupError."""
-        if not self.line:
-            return self.stack.reachable
-        async with StackLines(self.stack) as lines, _progress() as show:
-            return str((await lines.loaded(self.line, show)).tokenizer_address)
-
-
-@contextlib.asynccontextmanager
-async def _progress() -> AsyncIterator[Callable[[str], None] | None]:
-    """Yields the function that shows what happens, with the seconds since the beginning; None: there is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    started, shown = time.monotonic(), ""
-
-    def paint() -> None:
-        print(f"{_CLEAR}{shown}, {time.monotonic() - started:.0f} s ...", end="", file=sys.stderr, flush=True)
-
-    def show(text: str) -> None:
-        nonlocal shown
-        shown = text
-        paint()
-
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            if shown:
-                paint()
-
-    ticking = asyncio.create_task(tick())
-    try:
-        yield show
-    finally:
-        ticking.cancel()
-        print(_CLEAR, end="", file=sys.stderr, flush=True)
-
-
-async def _running(config: RunConfig) -> _Served | None:
+async def _running(config: RunConfig) -> Served | None:
     """Returns a running stack that has the model, if possible one in which it serves, unless flags of a stack are
     given."""
     for field in dataclasses.fields(ServeConfig):
@@ -173,8 +126,8 @@ async def _running(config: RunConfig) -> _Served | None:
     named = [(stack, line) for stack, lines, _ in listed for line in lines if has_name(line, config.model)]
     if named:
         stack, line = min(named, key=lambda found: found[1].state != READY)
-        return _Served(stack, line.name)
+        return Served(stack, line.name)
     # A hub id is not looked up, which might need the network.
     files = None if is_of_hub(config.model) else resolve_model(config.model, accepted_license=config.accept_license)
     one = stack_that_serves(config.model, files)
-    return None if one is None else _Served(one, one.names[0] if one.lines else "")
+    return None if one is None else Served(one, one.names[0] if one.lines else "")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagewire.tools.terminal.stack_lines import StackLines
     from pagewire.v1.lines_pb2 import Line
 
-_HEAD = ("MODEL", "STATE", "SIZE", "MEMORY", "UNTIL", "PID", "REST", "GRPC", "UP", "FOR")
+_HEAD = ("MODEL", "STATE", "SIZE", "MEMORY", "UNTIL", "REST", "GRPC", "PID", "UP", "FOR")
 _NONE = "-"
 
 
@@ -44,13 +44,12 @@ def ps(argv: list[str]) -> int:
     for stack, lines, problem in asyncio.run(models_of(stacks)):
         beside = (
             str(stack.pid),
-            f"{stack.rest}/v1" if stack.rest else _NONE,
-            stack.grpc,
             duration(time.time() - stack.started),
             "serve" if stack.shared else "one program",
         )
         # Without the list of its models, what is known is that the stack runs, with the first one.
-        rows += [(*model, *beside) for model in [_columns(line) for line in lines] or [_unlisted(stack)]]
+        models = [_columns(line) for line in lines] or [_unlisted(stack)]
+        rows += [(*model, *_ports(stack, is_first=model is models[0]), *beside) for model in models]
         problems += [problem, *map(_problem, lines)]
     print_table(_HEAD, rows)
     for problem in filter(None, problems):
@@ -109,7 +108,7 @@ async def _end(service: "StackLines", line: "Line") -> None:
     finally:
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    freed = f"; {size_text(line.memory_bytes)} are free" if line.memory_bytes else ""
+    freed = f"; {size_text(line.memory_bytes)} are free" if line.memory_bytes and _is_awake(line) else ""
     print(f"stopped {line.name}{freed}")
 
 
@@ -142,23 +141,39 @@ def _unlisted(stack: RunningStack) -> tuple[str, ...]:
     return (",".join(stack.names), _NONE, _NONE, _NONE, _NONE)
 
 
+def _ports(stack: RunningStack, *, is_first: bool) -> tuple[str, str]:
+    """Returns the addresses of REST and of the public gRPC, which has the first model alone."""
+    return f"{stack.rest}/v1" if stack.rest else _NONE, stack.grpc if is_first else _NONE
+
+
 def _columns(line: "Line") -> tuple[str, ...]:
-    """Returns the names, the state, the size of the files, the memory in use, and until when it stays there: for a
-    time without requests, or until it is stopped."""
+    """Returns the names, the state, the size of the files, the memory in use, and until when it stays there."""
     from pagewire.tools.terminal.stack_lines import ASLEEP, LOADING, READY
 
-    states = {READY: "ready", ASLEEP: "asleep", LOADING: line.progress or "loading"}
+    states = {READY: "ready", ASLEEP: "asleep", LOADING: "loading"}
     names = list(dict.fromkeys((line.name, *line.served_names, *line.aliases)))
-    uses = line.memory_bytes and line.state in (READY, LOADING)
+    uses = line.memory_bytes and _is_awake(line)
     memory = ("" if line.memory_measured else "~") + size_text(line.memory_bytes) if uses else _NONE
-    state = states.get(line.state, "failed" if line.problem else "absent")
+    # One that has no processes yet, but progress, looks for its files or waits for memory.
+    state = states.get(line.state, "failed" if line.problem else "waiting" if line.progress else "absent")
     return ",".join(names), state, size_text(line.size_bytes) if line.size_bytes else _NONE, memory, _until(line)
 
 
+def _is_awake(line: "Line") -> bool:
+    """Returns whether the model takes the memory of one that serves, or is about to."""
+    from pagewire.tools.terminal.stack_lines import LOADING, READY
+
+    return line.state in (READY, LOADING)
+
+
 def _until(line: "Line") -> str:
+    """Returns until when a model stays in memory: for a time without requests; for ever, if it is pinned; or until
+    another one needs the room."""
     if line.HasField("rest_time"):
         return f"in {duration(max(0.0, line.rest_time.ToMicroseconds() / 1e6 - time.time()))}"
-    return "stopped" if line.tokenizer_address else _NONE
+    if not _is_awake(line):
+        return _NONE
+    return "forever" if line.pinned else "room is needed"
 
 
 def _problem(line: "Line") -> str:

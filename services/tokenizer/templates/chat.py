@@ -91,7 +91,10 @@ def render_chat(
     """
     template = chat.chat_template or template
     if not template:
-        raise ChatError("the model has no chat template; start the tokenizer with --chat-template, or send a prompt")
+        raise ChatError(
+            "the model has no chat template: send a prompt (REST: /v1/completions; `pagewire generate`), or give the "
+            "server a template with --chat-template"
+        )
     if not chat.messages:
         raise ChatError("a chat needs at least one message")
     if chat.continue_final_message and chat.add_generation_prompt:

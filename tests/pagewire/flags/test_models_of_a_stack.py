@@ -30,6 +30,12 @@ def test_models_of_the_command_line_are_pinned_and_the_first_is_the_default() ->
     assert alone.config.model == ServeConfig.model and alone.is_pinned
 
 
+def test_the_example_of_a_file_is_valid() -> None:
+    small, gemma, embed = models_of(serve("--models", str(Path(__file__).parents[3] / "examples/models.yaml"))).lines
+    assert (small.is_pinned, gemma.is_pinned, embed.name) == (True, False, "all-minilm-l6-v2")
+    assert (gemma.names, gemma.memory, gemma.config.max_model_len) == (("gemma", "gpt-4o-mini"), 2**31, 4096)
+
+
 def test_a_file_gives_models_flags_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(

@@ -105,6 +105,9 @@ def test_banner_has_what_a_newcomer_needs() -> None:
     ):
         assert part in text
     assert "hunter2" not in text and "Authorization: Bearer" in text
+    several = banner(CONFIG, CHAT, 1, ["b"], ["c", "d"])
+    assert " serves m, b; on request: c, d, ready after" in several and "(m alone)" in several
+    assert " serves on request: m, d, ready after" in banner(CONFIG, None, 1, [], ["m", "d"])
     wildcard = banner(ServeConfig(host="0.0.0.0", served_model_name="m"), CHAT, 1)
     assert "http://127.0.0.1:8000" in wildcard and "pagewire chat\n" in wildcard
     assert "http://[::1]:8000" in banner(ServeConfig(host="::", served_model_name="m"), CHAT, 1)

@@ -187,6 +187,11 @@ async def test_chats_vectors_and_scores(server: tuple[Server, str], llm: LLM) ->
         llm.score(["a", "b"], ["c"])
 
 
+async def test_a_model_that_the_stack_does_not_serve_is_refused(server: tuple[Server, str]) -> None:
+    with pytest.raises(StartupError, match="does not serve other, but "):
+        await asyncio.to_thread(LLM, "other", address=server[1])
+
+
 async def test_a_closed_one_says_so(llm: LLM) -> None:
     await asyncio.to_thread(llm.close)
     with pytest.raises(RuntimeError, match="this LLM is closed"):

@@ -11,6 +11,8 @@ from pagewire import cli
 from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.stack import running
+from pagewire.tools.client_config import GenerateConfig
+from pagewire.tools.generate import reached
 from pagewire.tools.terminal import run
 from pagewire.v1.lines_pb2 import Line
 from tests.pagewire.tools.fake_lines import ABSENT, ASLEEP, LOADING, READY, FakeLines, serving
@@ -43,16 +45,19 @@ def test_ps_lists_the_models_of_a_stack(lines: FakeLines, capsys: pytest.Capture
     assert head[:5] == ["MODEL", "STATE", "SIZE", "MEMORY", "UNTIL"]
     assert first[:7] == ["one,gpt", "ready", "100", "MB", "2.0", "GB", "in"] and first[7].startswith("1:01:")
     assert second[:6] == ["two", "absent", "3.0", "GB", "-", "-"]
-    assert "http://127.0.0.1:9000/v1" in first and "127.0.0.1:9001" in second
+    assert "http://127.0.0.1:9000/v1" in first and "127.0.0.1:9001" in first
+    assert "http://127.0.0.1:9000/v1" in second and "127.0.0.1:9001" not in second, "its port has the first model alone"
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"state": ASLEEP, "tokenizer_address": "unix:/t"}, "asleep 3.0 GB - stopped"),
-        ({"state": LOADING}, "loading 3.0 GB ~4.0 GB -"),
-        ({"state": LOADING, "progress": "reads weights"}, "reads weights 3.0 GB ~4.0 GB -"),
-        ({"state": ABSENT, "problem": "it is corrupt"}, "failed 3.0 GB - -"),
+        ({"state": READY, "tokenizer_address": "unix:/t"}, "ready 3.0 GB ~4.0 GB room is needed http"),
+        ({"state": READY, "tokenizer_address": "unix:/t", "pinned": True}, "ready 3.0 GB ~4.0 GB forever http"),
+        ({"state": ASLEEP, "tokenizer_address": "unix:/t"}, "asleep 3.0 GB - - http"),
+        ({"state": LOADING, "progress": "reads weights"}, "loading 3.0 GB ~4.0 GB room is needed http"),
+        ({"state": ABSENT, "progress": "waits for one"}, "waiting 3.0 GB - - http"),
+        ({"state": ABSENT, "problem": "it is corrupt"}, "failed 3.0 GB - - http"),
     ],
 )
 def test_ps_shows_the_state_of_a_model(
@@ -84,6 +89,9 @@ def test_stop_ends_the_processes_of_a_model(lines: FakeLines, capsys: pytest.Cap
     assert lines.calls == [("end", "one")] and capsys.readouterr().out == "stopped one; 2.0 GB are free\n"
     assert cli._dispatch(["stop", "two"]) == 0
     assert lines.calls == [("end", "one")] and capsys.readouterr().out == "two is not in memory\n"
+    FakeLines._set(lines.lines[1], {"state": ASLEEP, "tokenizer_address": "unix:/two"})
+    assert cli._dispatch(["stop", "two"]) == 0
+    assert capsys.readouterr().out == "stopped two\n", "one that slept had given its memory back"
     with pytest.raises(StartupError, match="no stack of this user serves three; `pagewire ps`"):
         cli._dispatch(["stop", "three"])
     with pytest.raises(StartupError, match="name the model to stop"):
@@ -128,7 +136,7 @@ async def test_run_shows_how_far_the_model_is(
     served = await run._running(run.RunConfig(model="two"))
     assert served is not None and await served.ready() == "unix:/two"
     seen = capsys.readouterr().err
-    assert "two loads, 0 s ..." in seen and "two reads weights, 0 s ..." in seen and seen.endswith("\r\x1b[K")
+    assert "two loads (0 s) ..." in seen and "two reads weights (0 s) ..." in seen and seen.endswith("\r\x1b[K")
 
 
 async def test_run_says_why_a_model_cannot_be_loaded(lines: FakeLines) -> None:
@@ -140,3 +148,21 @@ async def test_run_says_why_a_model_cannot_be_loaded(lines: FakeLines) -> None:
     lines.refusal = "it needs 4 GB of 3 GB"
     with pytest.raises(StartupError, match="it needs 4 GB of 3 GB"):
         await served.ready()
+
+
+async def test_a_model_that_is_named_at_a_stack_is_loaded(lines: FakeLines) -> None:
+    lines.steps = [{"state": READY, "tokenizer_address": "unix:/two"}]
+    for address in ("http://127.0.0.1:9000/v1", "localhost:9001"):
+        config, served = await reached(GenerateConfig(address=address, model="two"))
+        assert (config.address, config.model) == ("unix:/two", "") and served is not None
+        config, _ = await reached(GenerateConfig(address=address, model="an-adapter"))
+        assert config.address.endswith(":9001") and config.model == "an-adapter", (
+            "the public port serves it, or says no"
+        )
+    config, served = await reached(GenerateConfig(address="localhost:9001"))
+    assert (config.address, served) == ("localhost:9001", None), "its public port serves the first"
+    FakeLines._set(lines.lines[0], {"state": ASLEEP})
+    config, served = await reached(GenerateConfig(address="localhost:9001"))
+    assert config.address == "unix:/one" and lines.calls[-1] == ("request", "one")
+    config, served = await reached(GenerateConfig(address="127.0.0.1:9007", model="two"))
+    assert (config.address, served) == ("127.0.0.1:9007", None)

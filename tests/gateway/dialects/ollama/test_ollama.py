@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pagewire.gateway.dialects.ollama.options import idle_seconds
 from pagewire.gateway.dialects.ollama.requests import OllamaTurn
 from pagewire.gateway.dialects.ollama.translate import messages_of
+from pagewire.v1 import common_pb2
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import Model, running_gateway, wait_ready
 from tests.gateway.core.test_keys import new
@@ -35,6 +36,20 @@ ADD = {
 COUNTS = {
     "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration",
 }  # fmt: skip
+
+
+@pytest.fixture
+async def fake(fake: FakeTokenizer) -> FakeTokenizer:
+    """A tokenizer service, the model of which generates text."""
+    fake.kind = common_pb2.MODEL_KIND_UNSPECIFIED
+    return fake
+
+
+async def test_a_model_for_vectors_generates_no_text(client: httpx.AsyncClient, fake: FakeTokenizer) -> None:
+    fake.kind = common_pb2.MODEL_KIND_EMBED
+    for path, prompt in ((CHAT, {"messages": [USER]}), (GENERATE, {"prompt": "hi"})):
+        answer = await client.post(path, json={"model": "fake", **prompt})
+        assert answer.status_code == 400 and "'fake' does not generate text" in answer.json()["error"]
 
 
 def lines(answer: httpx.Response) -> list[dict[str, Any]]:
