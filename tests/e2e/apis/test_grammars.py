@@ -97,7 +97,7 @@ async def executor(address: str, tiny: Tiny, num_blocks: int = 320, timeout: flo
     finally:
         await server.stop()
         await asyncio.to_thread(worker.stop)
-        servicer.close()
+        await servicer.close()
 
 
 @asynccontextmanager
