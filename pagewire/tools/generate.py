@@ -11,7 +11,7 @@ from pagewire.client import Client
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address, unanswered
 from pagewire.tools.client_config import KEY_HINT, ClientConfig, GenerateConfig
-from pagewire.tools.terminal.served import Served, served_at
+from pagewire.tools.served.served import Served, served_at
 from pagewire.wire.rpc import RpcError
 
 C = TypeVar("C", bound=ClientConfig)

@@ -59,14 +59,16 @@ async def test_a_scheduler_ends_with_the_last_tokens_of_its_streams(tmp_path: Pa
 async def test_of_a_tokenizer_service(tmp_path: Path, smollm2_gguf: Path) -> None:
     async with TokenizerLine(tmp_path, FakeScheduler(lambda request: [1, 2, 3]), smollm2_gguf).running() as line:
         call = line.gateway_stub.Connect()
-        assert await read(call) == ConnectResponse()
+        assert await read(call) == ConnectResponse(model="SmolLM2-135M-Instruct.Q4_1")
         line.generator.draining.begin()
-        assert await read(call) == ConnectResponse(draining=True)
+        assert await read(call) == ConnectResponse(model="SmolLM2-135M-Instruct.Q4_1", draining=True)
         request = inference_pb2.GenerateRequest(text="The sea", sampling_params={"max_tokens": 3})
         await call.write(ConnectRequest(requests=[GenerateSubmission(number=1, request=request)]))
         response = await read(call)
         assert not response.draining and response.responses[0].number == 1
-        assert await read(line.gateway_stub.Connect()) == ConnectResponse(draining=True)
+        assert await read(line.gateway_stub.Connect()) == ConnectResponse(
+            model="SmolLM2-135M-Instruct.Q4_1", draining=True
+        )
         await line.generator.live.drained()
         await line.generator.draining.finish_streams()
         numbers = []

@@ -12,7 +12,7 @@ from pagewire.config import ServeConfig
 from pagewire.errors import StartupError
 from pagewire.stack.address import grpc_address, unanswered
 from pagewire.stack.own_stack import OwnStack
-from pagewire.tools.terminal.served import served_at
+from pagewire.tools.served.served import served_at
 from pagewire.wire.rpc import RpcError
 
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ class Connection:
             self._thread.start()
             if self._stack is not None:
                 self._stack.await_ready()
-                address = self._stack.grpc
+                address, model = self._stack.grpc, ""  # files may be named here, which it serves by another name
             self._client = self.run(_connected(address or "", model))
         except BaseException:
             self.close()

@@ -18,9 +18,9 @@ from pagewire.stack.own_stack import OwnStack
 from pagewire.stack.running import running_stacks, stack_that_serves
 from pagewire.tools.client_config import ChatConfig, SamplingFlags
 from pagewire.tools.generate import valid_text
+from pagewire.tools.served.served import CLEAR, Served
+from pagewire.tools.served.stack_lines import READY, has_name
 from pagewire.tools.terminal.chat import answer_once, chat
-from pagewire.tools.terminal.served import CLEAR, Served
-from pagewire.tools.terminal.stack_lines import READY, has_name
 from pagewire.tools.terminal.stacks import models_of
 
 

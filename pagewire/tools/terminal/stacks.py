@@ -14,7 +14,7 @@ from pagewire.stack.running import RunningStack, running_stacks
 from pagewire.tools.terminal.table import print_table, size_text
 
 if TYPE_CHECKING:
-    from pagewire.tools.terminal.stack_lines import StackLines
+    from pagewire.tools.served.stack_lines import StackLines
     from pagewire.v1.lines_pb2 import Line
 
 _HEAD = ("MODEL", "STATE", "SIZE", "MEMORY", "UNTIL", "REST", "GRPC", "PID", "UP", "FOR")
@@ -77,7 +77,7 @@ def stop(argv: list[str]) -> int:
 
 async def _stop(name: str, stacks: list[RunningStack]) -> bool:
     """Stops the model in every stack that has it. Returns whether one has. Raises StartupError."""
-    from pagewire.tools.terminal.stack_lines import StackLines, has_name
+    from pagewire.tools.served.stack_lines import StackLines, has_name
 
     found = False
     for stack in stacks:
@@ -126,7 +126,7 @@ async def models_of(stacks: list[RunningStack]) -> list[tuple[RunningStack, list
         if not stack.lines:
             return stack, [], ""
         # Deferred: most of the time of this command would be the import of gRPC.
-        from pagewire.tools.terminal.stack_lines import StackLines
+        from pagewire.tools.served.stack_lines import StackLines
 
         async with StackLines(stack) as lines:
             try:
@@ -148,7 +148,7 @@ def _ports(stack: RunningStack, *, is_first: bool) -> tuple[str, str]:
 
 def _columns(line: "Line") -> tuple[str, ...]:
     """Returns the names, the state, the size of the files, the memory in use, and until when it stays there."""
-    from pagewire.tools.terminal.stack_lines import ASLEEP, LOADING, READY
+    from pagewire.tools.served.stack_lines import ASLEEP, LOADING, READY
 
     states = {READY: "ready", ASLEEP: "asleep", LOADING: "loading"}
     names = list(dict.fromkeys((line.name, *line.served_names, *line.aliases)))
@@ -161,7 +161,7 @@ def _columns(line: "Line") -> tuple[str, ...]:
 
 def _is_awake(line: "Line") -> bool:
     """Returns whether the model takes the memory of one that serves, or is about to."""
-    from pagewire.tools.terminal.stack_lines import LOADING, READY
+    from pagewire.tools.served.stack_lines import LOADING, READY
 
     return line.state in (READY, LOADING)
 

@@ -16,9 +16,10 @@ SMALLEST_BYTES = 1 << 9
 
 def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns uninitialized memory for a copy to or from a device, pinned for CUDA."""
+    is_pinned = device.type == "cuda" and torch.cuda.is_initialized()  # a compiler's stand-in has no driver
     num_bytes = math.prod(shape) * dtype.itemsize
     size = max(SMALLEST_BYTES, 1 << max(num_bytes - 1, 0).bit_length())
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")[:num_bytes].view(dtype).view(shape)
+    return torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)[:num_bytes].view(dtype).view(shape)
 
 
 def upload(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import pytest
 
 from pagewire.gateway.models import comments
 from pagewire.gateway.models import line as line_module
+from pagewire.v1.common_pb2 import MODEL_KIND_UNSPECIFIED
 from pagewire.wire.rpc import RpcError
 from tests.gateway.conftest import eventually, running_gateway
 from tests.gateway.fake_tokenizer import FakeTokenizer, expected_text
@@ -337,7 +338,7 @@ async def test_a_request_asks_again_for_a_model_after_its_wish_was_taken_back(
 async def test_unknown_names_never_put_the_model_to_sleep_that_serves_them(
     two: httpx.AsyncClient, stack: FakeStack
 ) -> None:
-    stack.default_line = "a"
+    stack.default_line, stack.services["a"].kind = "a", MODEL_KIND_UNSPECIFIED
     await stack.load("a")
     assert (await post(two, chat("unknown"))).status_code == 200
     for method, path in (

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from pagewire.gateway.dialects.ollama import pull
+from pagewire.v1.common_pb2 import MODEL_KIND_UNSPECIFIED
 from tests.gateway.conftest import eventually, running_gateway
 from tests.gateway.core.test_keys import new
 from tests.gateway.models.fake_stack import READY, FakeStack
@@ -55,6 +56,7 @@ async def test_a_tenant_does_not_decide_for_others_how_long_a_model_stays(stack:
     keys = tmp_path / "keys"
     client_key, operator = new(keys, "client"), {"authorization": "Bearer admin"}
     settings = {"api_key": "admin", "api_key_file": str(keys), "lines_address": stack.address}
+    stack.services["a"].kind = MODEL_KIND_UNSPECIFIED
     async with running_gateway(stack.address, **settings) as client:
         for keep_alive in (0, -1, "1h"):
             answer = await client.post(

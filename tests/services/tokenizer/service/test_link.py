@@ -5,6 +5,7 @@ import asyncio
 import grpc
 
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1.inference_link_pb2 import ConnectResponse
 from pagewire.v1.inference_link_pb2_grpc import InferenceLinkServiceStub
 from pagewire.v1.inference_pb2_grpc import InferenceServiceStub
 from pagewire.wire import rpc
@@ -135,7 +136,7 @@ async def test_the_port_for_clients_has_no_link(make_line, pool, tmp_path) -> No
 async def test_bytes_that_are_no_message_end_the_stream(make_line, pool) -> None:
     async with make_line().running(pool=pool) as line:
         call = line.channel.stream_stream("/pagewire.v1.InferenceLinkService/Connect")()
-        assert await call.read() == b""
+        assert ConnectResponse.FromString(await call.read()).model
         await call.write(b"\xff\xff\xff")
         code, _ = await code_of(asyncio.wait_for(call.read(), 30))
         assert code == grpc.StatusCode.INTERNAL

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pagewire.stack.address import stack_at
 from pagewire.stack.running import RunningStack
-from pagewire.tools.terminal.stack_lines import READY, StackLines, has_name
+from pagewire.tools.served.stack_lines import READY, StackLines, has_name
 
 CLEAR = "\r\x1b[K"
 _TICK_S = 1.0

@@ -1,0 +1,1 @@
+"""Models of running stacks, as commands and programs of the same user reach them."""
