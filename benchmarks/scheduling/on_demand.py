@@ -63,7 +63,8 @@ def save_models(directory: Path, count: int) -> dict[str, list[int]]:
         tokenizer.save_pretrained(directory / name)
         ids = torch.tensor([prompt()])
         with torch.inference_mode():
-            made = model.generate(ids, max_new_tokens=OUTPUT_LEN, min_new_tokens=OUTPUT_LEN, do_sample=False)
+            model.generation_config.eos_token_id = None  # it is a token like others, as with ignore_eos
+            made = model.generate(ids, max_new_tokens=OUTPUT_LEN, do_sample=False)
         expected[name] = made[0, PROMPT_LEN:].tolist()
     return expected
 
@@ -109,7 +110,16 @@ class Asking:
         except httpx.HTTPError as error:  # of a gateway that was killed
             self.outcomes[f"connection: {type(error).__name__}"] += 1
             return
-        self.outcomes["right" if ids == self._expected[model] else "another model's or wrong"] += 1
+        self.outcomes[self._outcome(model, ids)] += 1
+
+    def _outcome(self, model: str, ids: list[int]) -> str:
+        expected = self._expected[model]
+        if ids == expected:
+            return "right"
+        if ids == expected[: len(ids)]:
+            return f"cut off after {len(ids)} of {len(expected)} tokens, without an error"
+        owner = next((name for name, other in self._expected.items() if ids == other), "")
+        return f"that of {owner}" if owner else f"wrong: {model} {ids} instead of {expected}"
 
 
 def services_of(stack_process: psutil.Process) -> list[psutil.Process]:
