@@ -1,4 +1,4 @@
-"""Streams whose model is not loaded yet: comments keep their connections, which proxies close after silence."""
+"""Streams of models that are not loaded yet: comments keep connections that proxies would close after silence."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -259,7 +259,7 @@ class Models:
         return model if answered or model in self._by_name else ""
 
     async def learn_names(self) -> None:
-        """Asks the lines whose first name is not known yet, if they can answer now."""
+        """Asks lines for first names that are not known yet, if they can answer now."""
         unnamed = [line for line in self.lines if not line.first_name and line.client.link.is_up]
         await asyncio.gather(*(line.models() for line in unnamed), return_exceptions=True)
 
@@ -307,7 +307,7 @@ class Models:
     # -- all services ------------------------------------------------------------------------------------------------
 
     def services(self) -> list[tuple[str, list[Neighbour]]]:
-        """Returns the tokenizer services of each model; at last those whose model is not known, with the name ""."""
+        """Returns the tokenizer services of each model; at last those of unknown models, with the name ""."""
         found = [(line.first_name, line.client.neighbours()) for line in self.lines]
         return [*found, ("", self._source.unsorted)]
 
@@ -315,7 +315,7 @@ class Models:
         return [one for _, neighbours in self.services() for one in neighbours]
 
     async def sum_of(self, count: Callable[[TokenizerClient], Awaitable[int]]) -> int:
-        """Returns the sum of a count over all lines whose services run. Raises what `count` does."""
+        """Returns the sum of a count over all lines with running services. Raises what `count` does."""
         lines = [line for line in self.lines if line.told is None or line.client.link.is_up]
         return sum(await asyncio.gather(*(count(line.client) for line in lines)))
 

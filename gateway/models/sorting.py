@@ -20,7 +20,7 @@ CALL_TIMEOUT_S = 10.0
 
 
 class OneLine:
-    """A `Source` of a single line, whose services all have the same model."""
+    """A `Source` of a single line: all services have the same model."""
 
     def __init__(self, found: Discovery) -> None:
         self._found = found

@@ -99,7 +99,7 @@ class LineProcesses:
         return [] if self._group is None else [name.removesuffix(self._label) for name in self._group.waits_for]
 
     def begin(self) -> None:
-        """Starts the processes of a line whose files are known. Raises StartupError."""
+        """Starts the processes of a line, once its files are known. Raises StartupError."""
         assert self._found is not None
         config, one = self._found, self._settings
         check_socket_directory(self._directory, names_of(config))

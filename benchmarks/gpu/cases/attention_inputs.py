@@ -43,7 +43,7 @@ class AttentionShape:
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
     features: Features = Features()
-    layers: int = 1  # whose pages lie side by side, as the executor has them; with several, a set is a layer's pages
+    layers: int = 1  # their pages lie side by side, as the executor has them; with several, a set is a layer's pages
 
     @property
     def kv_bytes(self) -> int:

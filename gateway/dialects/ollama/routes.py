@@ -195,7 +195,7 @@ async def ollama_pull(request: Request, body: OllamaPullRequest) -> Response:
 
 @router.get("/api/version")
 async def ollama_version(request: Request) -> Version:
-    """Returns the latest version of Ollama whose parameters are served; clients refuse older ones."""
+    """Returns the latest version of Ollama of which all parameters are served; clients refuse older ones."""
     return Version(version=OLLAMA_VERSION)
 
 

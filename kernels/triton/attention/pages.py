@@ -66,7 +66,7 @@ def prefetch_split(
 ):  # fmt: skip
     """Prefetches a KV head's keys start .. end and their values to the L2 cache: all of up to TILES tiles, else one.
 
-    Short splits are of small batches, all of whose programs begin early: what they read fits into that cache.
+    Short splits are of small batches. All programs of these begin early: what they read fits into that cache.
     """
     if end - start > TILES * BLOCK_N:
         _prefetch_keys(

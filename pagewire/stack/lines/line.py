@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 # A change of the time of the last use that is worth telling.
 _USE_S = 0.5
-# So often in a row a service has to say that it sleeps, or not, before the stack believes that somebody else did that.
+# So often in a row a service has to say that it sleeps, or not, before the stack believes that an operator did that.
 _SEEN = 2
 _IN_MEMORY = (Place.READY, Place.ASLEEP)
 

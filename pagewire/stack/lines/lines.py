@@ -86,7 +86,7 @@ class Lines:
         return found
 
     def tell(self) -> None:
-        """Tells those who wait for a change."""
+        """Wakes the tasks that wait for a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -179,7 +179,7 @@ class Lines:
             self.tell()
 
     def _unwant(self, line: Line) -> None:
-        """Takes a wish back. Those who still wait for the line are told, to wish again."""
+        """Takes a wish back. Gateways with requests for the line learn of it, and wish again."""
         if line.preparing is not None:
             line.preparing.cancel()
         elif line in self._wanted:

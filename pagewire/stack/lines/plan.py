@@ -55,8 +55,8 @@ class Step:
 class Plan:
     """The steps before the wanted line may start.
 
-    steps: in their order. waits_for: lines whose requests have to end before there is a plan with steps. refusal: why
-    there will never be room; "": there may be.
+    steps: in their order. waits_for: lines with requests that have to end before there is a plan with steps. refusal:
+    why there will never be room; "": there may be.
     """
 
     steps: tuple[Step, ...] = ()

@@ -15,7 +15,7 @@ from pagewire.stack.lines.sizing import Sizing
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.2  # between looks at lines whose requests have to end first
+LOOK_S = 0.2  # between looks at lines with requests that have to end first
 PATIENCE_S = 5.0  # of a wanted line; then requests that arrive for others wait until these have slept
 
 _AT_REST = (Place.ABSENT, Place.ASLEEP)

@@ -21,7 +21,7 @@ from pagewire.services.executor.models.protocol import OwnModel
 from pagewire.services.executor.runner.adapters import Adapters
 from pagewire.services.executor.step.step import InvalidStep, SlotChange, Step
 
-ALIGNMENT = 64  # weights between whose multiples a tensor begins
+ALIGNMENT = 64  # weights; each tensor begins at a multiple
 
 
 class AdapterSlots(Adapters):

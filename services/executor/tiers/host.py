@@ -41,7 +41,7 @@ class Slot:
 
 def slots_of(num_bytes: int, groups: Sequence[GroupSize], least: int = 1) -> list[int]:
     """Returns the number of slots of each group: together they take num_bytes, or more where a group would have fewer
-    than `least`. A group whose layers are on other ranks has as many slots, of no bytes."""
+    than `least`. A group with all layers on other ranks has as many slots, of no bytes."""
     whole = max(1, sum(group.num_blocks * group.block_bytes for group in groups))
     return [max(least, num_bytes * group.num_blocks // whole) if group.num_blocks else 0 for group in groups]
 

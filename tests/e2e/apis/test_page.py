@@ -293,7 +293,7 @@ async def test_a_key_is_asked_for_once_and_kept(fake: FakeTokenizer, tmp_path: P
 
 @asynccontextmanager
 async def browsing_models(models: list[dict[str, Any]], tmp_path: Path) -> AsyncIterator[Any]:
-    """Yields a page whose server lists these models, which the test may change."""
+    """Yields a page of a server that lists these models, which the test may change."""
     async with running_gateway(f"unix:{tmp_path}/t.sock") as client:
         await wait_ready(client)
         async with browsing(str(client.base_url)) as page:

@@ -100,7 +100,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Itera
 
 
 class Client:
-    """A user of the stack, who repeats a request that lost its connection."""
+    """A client of the stack: repeats a request that lost its connection."""
 
     def __init__(self, stack: Stack, client: httpx.AsyncClient) -> None:
         self._stack, self._client = stack, client

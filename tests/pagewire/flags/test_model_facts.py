@@ -1,4 +1,4 @@
-"""Facts of models whose files have anything in them."""
+"""Facts of models with anything in their files."""
 
 import json
 from pathlib import Path
